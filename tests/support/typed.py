@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cifar_ray.cli import train as commands
 from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
+
+Said = Callable[..., tuple[str, str]]
+"""The fixture ``said`` of the tests of the command: what it prints to standard output and to standard error."""
 
 
 def run(*words: str) -> TrainConfig:

@@ -1,10 +1,11 @@
-"""``cifar-ray check-cluster``: the shipped files pass, and each rule finds what breaks it."""
+"""The shipped files for clusters, and ``cifar-ray check-cluster``, each of whose rules finds what breaks it."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-import shlex
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,39 +15,27 @@ import pytest
 import ray
 import yaml
 
+from cifar_ray._version import __version__
 from cifar_ray.cli import main
 from cifar_ray.orchestration.cluster import clusterfile
+from tests.support import kuberay
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = [ROOT / "cluster.yaml", *sorted((ROOT / "examples").glob("cluster-*.yaml"))]
-CONSTRAINTS = (ROOT / "constraints.txt").read_text()
-
-
-class Unaliased(yaml.SafeDumper):
-    """Writes a value wherever it stands, so that one place can be broken alone."""
-
-    def ignore_aliases(self, _: Any) -> bool:
-        return True
-
-
-def dumped(config: Any) -> str:
-    return yaml.dump(config, Dumper=Unaliased, sort_keys=False)
 
 
 def loaded(name: str) -> dict[str, Any]:
-    """A shipped file's values, none of which is in two places."""
-    return yaml.safe_load(dumped(yaml.safe_load((ROOT / name).read_text())))
+    """A shipped file's values with the reader's own, none of which is in two places, so that one can be broken alone."""
+    return json.loads(json.dumps(yaml.safe_load(filled_in(ROOT / name))))
 
 
 def problems(folder: Path, text: str) -> list[str]:
-    """What is wrong with a file of that text."""
     file = folder / "cluster.yaml"
     file.write_text(text)
     return clusterfile.check(file)
 
 
 def filled_in(file: Path) -> str:
-    """A shipped file with the reader's own values."""
     return re.sub(r"  # YOURS.*", "", file.read_text()).replace("YOURS-", "my-")
 
 
@@ -56,100 +45,42 @@ def commands(config: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
 def test_a_shipped_file_is_sound_but_for_the_readers_own_values(tmp_path: Path, file: Path) -> None:
-    lines = [
-        number for number, line in enumerate(file.read_text().splitlines(), 1) if re.search("  # YOURS|YOURS-", line)
-    ]
-    missing = f"your own values (YOURS) are missing in lines {', '.join(map(str, lines))}"
-    assert problems(tmp_path, file.read_text()) == [missing]
+    numbered = enumerate(file.read_text().splitlines(), 1)
+    lines = ", ".join(str(number) for number, line in numbered if re.search("  # YOURS|YOURS-", line))
+    assert problems(tmp_path, file.read_text()) == [f"your own values (YOURS) are missing in lines {lines}"]
     assert problems(tmp_path, filled_in(file)) == []
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
-def test_a_shipped_file_follows_rays_schema(file: Path) -> None:
+def test_a_shipped_file_follows_rays_schema_and_has_the_versions_of_the_tests(file: Path) -> None:
     schema = Path(ray.__file__).parent / "autoscaler" / "ray-schema.json"
     config = yaml.safe_load(file.read_text())
+    text = " ".join(line for key, lines in config.items() if key.endswith("_commands") for line in lines)
     if config["provider"]["type"] == "local":
         config.pop("min_workers")  # as Ray does before
     jsonschema.Draft7Validator(json.loads(schema.read_text())).validate(config)
-
-
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
-def test_a_shipped_file_has_the_versions_that_the_tests_have(file: Path) -> None:
-    locked = dict(re.findall(r"^([\w.-]+)==([\w.]+)$", CONSTRAINTS, re.MULTILINE))
-    text = commands(yaml.safe_load(file.read_text()))
+    locked = dict(re.findall(r"^([\w.-]+)==([\w.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     named = dict(re.findall(r"([\w.-]+)(?:\[\w+\])?==([\w.]+)", text))
     assert all(number == locked.get(name, number) for name, number in named.items())
     assert named.get("ray", version("ray")) == version("ray") == locked["ray"]
 
 
 @pytest.mark.parametrize("name", ["cluster.yaml", "examples/cluster-gcp.yaml"])
-def test_a_cloud_gets_neither_the_history_nor_what_lies_beside_the_checkout(name: str) -> None:
-    mounts = loaded(name)["file_mounts"]
+def test_a_cloud_gets_the_package_and_nodes_that_come_and_go_with_few_rights(name: str) -> None:
+    config = loaded(name)
+    kinds, mounts = config["available_node_types"], config["file_mounts"]
     assert mounts.pop("~/.ray/auth_token") == "~/.ray/auth_token"
     package = {"cifar_ray", "examples", "pyproject.toml", "README.md", "LICENSE", "constraints.txt"}
     assert {Path(here).parts[0] for here in mounts.values()} == package
-
-
-@pytest.mark.parametrize("name", ["cluster.yaml", "examples/cluster-gcp.yaml"])
-def test_workers_come_and_go_spot_before_on_demand(name: str) -> None:
-    config = loaded(name)
-    kinds = config["available_node_types"]
     assert (kinds["head"]["resources"], kinds["head"]["max_workers"]) == ({"CPU": 0}, 0)
-    for kind in ("gpu_spot", "gpu_on_demand"):
-        assert (kinds[kind]["min_workers"], kinds[kind]["max_workers"]) == (0, 2)
-    assert kinds["gpu_spot"]["priority"] > kinds["gpu_on_demand"]["priority"]
+    workers = [kinds[kind] for kind in ("gpu_spot", "gpu_on_demand")]
+    assert [(kind["min_workers"], kind["max_workers"]) for kind in workers] == [(0, 2)] * 2
+    assert workers[0]["priority"] > workers[1]["priority"]
     assert (config["max_workers"], config["idle_timeout_minutes"]) == (2, 10)
     (start,) = (command for command in config["head_start_ray_commands"] if "ray start" in command)
     assert int(re.search(r"RAY_JOB_STOP_WAIT_TIME_S=(\d+)", start)[1]) >= 30
-
-
-@pytest.mark.parametrize("name", ["cluster.yaml", "examples/cluster-gcp.yaml"])
-def test_a_cloud_has_gpus_with_bfloat16_whose_driver_is_awaited(name: str) -> None:
-    config = loaded(name)
-    for kind in ("gpu_spot", "gpu_on_demand"):
-        words = config["available_node_types"][kind]
-        if name == "cluster.yaml":
-            assert words["resources"] == {}  # of the type, whichever it is
-        else:
-            assert {"key": "install-nvidia-driver", "value": "True"} in words["node_config"]["metadata"]["items"]
-    assert any("until nvidia-smi" in command for command in config["worker_setup_commands"])
-    for command in re.findall(r"apt-get [^&]*", commands(config)):
-        assert "-o DPkg::Lock::Timeout=300 " in command
-
-
-@pytest.mark.parametrize(
-    "name", ["cluster.yaml", "examples/cluster-gcp.yaml", "examples/rayjob.yaml", "docs/cluster.md"]
-)
-def test_examples_of_clusters_with_gpus_ask_for_them(name: str) -> None:
-    runs = re.findall(r"\btrain .*--storage (?:s3:|gs:|/mnt).*", (ROOT / name).read_text())
-    assert runs
-    assert all(" --device cuda " in run for run in runs)
-
-
-def test_the_quotas_of_aws_are_named_with_the_command_that_shows_them() -> None:
-    for name in ("cluster.yaml", "docs/cluster.md"):
-        text = (ROOT / name).read_text()
-        assert "aws service-quotas list-service-quotas --service-code ec2" in text
-        assert "contains(QuotaName, 'G and VT')" in text
-
-
-def test_the_units_start_again_and_run_without_rights(tmp_path: Path) -> None:
-    for unit in (ROOT / "examples" / "nodes").glob("*.service"):
-        text = unit.read_text()
-        assert "\nUser=ubuntu\n" in text
-        assert re.search(r"^Restart=(always|on-failure)$", text, re.MULTILINE)
-        assert "\nWantedBy=multi-user.target\n" in text
-        (start,) = re.findall(r"^ExecStart=/home/ubuntu/cifar_ray_env/bin/(.+)$", text, re.MULTILINE)
-        script = re.fullmatch(r"python /home/ubuntu/cifar_ray/(examples/nodes/\w+\.py)(?: %i)?", start)
-        assert (ROOT / script[1]).is_file()
-
-
-@pytest.mark.parametrize("name", ["cluster.yaml", "examples/cluster-gcp.yaml"])
-def test_a_machine_has_few_rights_and_leaves_nothing_behind(name: str) -> None:
-    config = loaded(name)
     assert config["provider"]["cache_stopped_nodes"] is False
-    for kind in config["available_node_types"].values():
-        node = kind["node_config"]
+    for node in (kind["node_config"] for kind in kinds.values()):
         if config["provider"]["type"] == "aws":
             assert node["IamInstanceProfile"]["Name"].startswith("cifar-ray-")
             assert node["MetadataOptions"] == {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}
@@ -160,94 +91,110 @@ def test_a_machine_has_few_rights_and_leaves_nothing_behind(name: str) -> None:
             assert [disk["autoDelete"] for disk in node["disks"]] == [True]
 
 
-def change(config: dict[str, Any], words: str) -> None:
-    """Break a file: ``KEY:KEY = value``, ``KEY += list entry``, ``KEY del`` or ``KEY sub OLD NEW`` in all entries."""
-    path, operation, *rest = words.split(" ", 2)
-    *above, last = [int(key) if key.isdecimal() else key for key in path.split(":")]
-    place: Any = config
-    for key in above:
-        place = place[key]
-    if operation == "=":
-        place[last] = yaml.safe_load(rest[0])
-    elif operation == "+=":
-        place[last].append(rest[0])
-    elif operation == "del":
-        del place[last]
-    else:
-        old, new = shlex.split(rest[0])
-        place[last] = [command.replace(old, new) for command in place[last]]
+def test_the_units_start_again_and_run_without_rights() -> None:
+    for unit in (ROOT / "examples" / "nodes").glob("*.service"):
+        text = unit.read_text()
+        assert "\nUser=ubuntu\n" in text
+        assert re.search(r"^Restart=(always|on-failure)$", text, re.MULTILINE)
+        (script,) = re.findall(r"^ExecStart=\S+/bin/python /home/ubuntu/cifar_ray/(\S+\.py)", text, re.MULTILINE)
+        assert (ROOT / script).is_file()
 
 
-FAULTS = """
-worker_start_ray_commands sub 'RAY_AUTH_MODE=token ' '' -> worker_start_ray_commands[1] must set RAY_AUTH_MODE=token before `ray start`, or anybody may run code there
-worker_start_ray_commands del -> worker_start_ray_commands must have `ray start` with RAY_AUTH_MODE=token, which Ray's default lacks
-file_mounts:~/.ray/auth_token del -> file_mounts must bring the token to every node, ~/.ray/auth_token: ~/.ray/auth_token
-head_start_ray_commands sub =127.0.0.1 '=$(hostname -I)' -> head_start_ray_commands[1] must open nothing but SSH: listen on 127.0.0.1, or anybody may run code there
-head_setup_commands += mlflow server --host 0.0.0.0 -> head_setup_commands[4] must open nothing but SSH: listen on 127.0.0.1, or anybody may run code there
-setup_commands += gcloud compute firewall-rules create ray --allow tcp:6379,tcp:10001 --source-ranges ::/0 -> setup_commands[4] must open nothing but SSH
-provider:security_group = {IpPermissions: [{FromPort: 8265, ToPort: 8265, IpProtocol: tcp, IpRanges: [{CidrIp: 0.0.0.0/0}]}]} -> provider.security_group.IpPermissions[0] must open nothing but SSH to all addresses, got ports 8265 to 8265
-provider:security_group = {IpPermissions: [{IpProtocol: "-1", Ipv6Ranges: [{CidrIpv6: "::/0"}]}]} -> provider.security_group.IpPermissions[0] must open nothing but SSH to all addresses, got ports all to all
-"""
-LINES = [line.split(" -> ") for line in FAULTS.strip().splitlines()]
+def sub(config: dict[str, Any], node: str, old: str, new: str) -> None:
+    key = f"{node}_start_ray_commands"
+    config[key] = [command.replace(old, new) for command in config[key]]
 
 
-@pytest.mark.parametrize(("fault", "sentence"), LINES)
-def test_a_fault_is_one_sentence(tmp_path: Path, fault: str, sentence: str) -> None:
-    config = yaml.safe_load(dumped(yaml.safe_load(filled_in(ROOT / "cluster.yaml"))))
-    change(config, fault)
-    (problem,) = problems(tmp_path, dumped(config))
-    assert problem.startswith(sentence)
+SSH = "must open nothing but SSH"
+OPEN = {"FromPort": 8265, "ToPort": 8265, "IpProtocol": "tcp", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+ALL = {"IpProtocol": "-1", "Ipv6Ranges": [{"CidrIpv6": "::/0"}]}
+RULE = "gcloud compute firewall-rules create ray --allow tcp:22,tcp:10001 --source-ranges ::/0"
+GROUP = f"provider.security_group.IpPermissions[0] {SSH} to all addresses, got ports"
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("fault", "start"),
     [
+        (
+            lambda config: sub(config, "worker", "RAY_AUTH_MODE=token ", ""),
+            "worker_start_ray_commands[1] must set RAY_AUTH",
+        ),
+        (lambda config: config.pop("worker_start_ray_commands"), "worker_start_ray_commands must have `ray start`"),
+        (lambda config: config["file_mounts"].pop("~/.ray/auth_token"), "file_mounts must bring the token to every"),
+        (lambda config: sub(config, "head", "=127.0.0.1", "=$(hostname -I)"), f"head_start_ray_commands[1] {SSH}"),
+        (lambda config: config["head_setup_commands"].append("x --host 0.0.0.0"), f"head_setup_commands[4] {SSH}"),
+        (lambda config: config["setup_commands"].append(RULE), f"setup_commands[4] {SSH}"),
+        (lambda config: config["provider"].update(security_group={"IpPermissions": [OPEN]}), f"{GROUP} 8265 to 8265"),
+        (lambda config: config["provider"].update(security_group={"IpPermissions": [ALL]}), f"{GROUP} all to all"),
+    ],
+)
+def test_a_fault_is_one_sentence(tmp_path: Path, fault: Callable[[dict[str, Any]], Any], start: str) -> None:
+    config = loaded("cluster.yaml")
+    fault(config)
+    (problem,) = problems(tmp_path, json.dumps(config))
+    assert problem.startswith(start)
+
+
+def test_sound_commands_pass_and_what_ray_up_refuses_is_left_to_it(tmp_path: Path) -> None:
+    config = loaded("cluster.yaml")
+    config["worker_start_ray_commands"] += [
         "export RAY_AUTH_MODE=token; ray start --address=$RAY_HEAD_IP:6379",
         "ufw deny from 0.0.0.0/0 && pip list",
         "gcloud compute firewall-rules create ssh --allow tcp:22 --source-ranges 0.0.0.0/0",
         "gcloud compute firewall-rules create ray --allow tcp:8265 --source-ranges 10.0.0.0/8",
-    ],
-)
-def test_a_sound_command_passes(tmp_path: Path, command: str) -> None:
-    config = yaml.safe_load(filled_in(ROOT / "cluster.yaml"))
-    config["worker_start_ray_commands"].append(command)
-    assert problems(tmp_path, dumped(config)) == []
-
-
-def test_what_ray_up_refuses_is_left_to_it(tmp_path: Path) -> None:
-    """No mistake of kind ends in a traceback."""
-    text = "cluster_name: 1\nprovider: null\navailable_node_types: [a]\nsetup_commands: 3\nfile_mounts: [x]\n"
-    assert [problem.split()[0] for problem in problems(tmp_path, text)] == [
-        "head_start_ray_commands",
-        "worker_start_ray_commands",
-        "file_mounts",
     ]
+    assert problems(tmp_path, json.dumps(config)) == []
+    text = "cluster_name: 1\nprovider: null\navailable_node_types: [a]\nsetup_commands: 3\nfile_mounts: [x]\n"
+    first = [problem.split()[0] for problem in problems(tmp_path, text)]
+    assert first == ["head_start_ray_commands", "worker_start_ray_commands", "file_mounts"]
 
 
-@pytest.mark.parametrize(
-    "text", ["cluster_name: [1", "a: 1\na: 2\n", "- 1\n", "", "epochs: 3\n", "cluster_name: a\n---\nb: !Ref c\n"]
-)
-def test_what_is_no_cluster_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    file = tmp_path / "broken.yaml"
-    file.write_text(text)
-    assert main.main(["check-cluster", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert (said.count("\n"), str(file) in said) == (1, True)
-
-
-def test_the_command_names_each_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_each_fault_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sound, broken = tmp_path / "sound.yaml", tmp_path / "broken.yaml"
     sound.write_text(filled_in(ROOT / "cluster.yaml"))
     broken.write_text(sound.read_text().replace("RAY_AUTH_MODE=token", ""))
     assert main.main(["check-cluster", str(broken), str(sound)]) == 2
     said = capsys.readouterr()
-    head, worker = said.err.splitlines()
-    assert head.startswith(f"error: {broken}: head_start_ray_commands[1] must set RAY_AUTH_MODE=token")
-    assert worker.startswith(f"error: {broken}: worker_start_ray_commands[1] must set RAY_AUTH_MODE=token")
+    lines = [f"error: {broken}: {part}_start_ray_commands[1] must set" for part in ("head", "worker")]
     assert said.out == ""
-
-
-def test_a_file_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [line[: len(start)] for line, start in zip(said.err.splitlines(), lines, strict=True)] == lines
     assert main.main(["check-cluster"]) == 2
-    assert capsys.readouterr().err == "error: FILES must be given\n"
+    capsys.readouterr()
+    for text in ("cluster_name: [1", "a: 1\na: 2\n", "- 1\n", "", "epochs: 3\n", "cluster_name: a\n---\nb: !Ref c\n"):
+        broken.write_text(text)
+        assert main.main(["check-cluster", str(broken)]) == 2
+        assert re.fullmatch(f"error: .*{broken}.*\n", capsys.readouterr().err)
+
+
+@pytest.fixture
+def job() -> dict[str, Any]:
+    return copy.deepcopy(kuberay.rayjob())
+
+
+def test_the_manifest_for_kubernetes_fits_the_facts_of_kuberays_schema(job: dict[str, Any]) -> None:
+    facts = yaml.safe_load(kuberay.FACTS.read_text())
+    assert kuberay.problems(job, facts) == []
+    assert f"--version {facts['kuberay']} " in kuberay.MANIFEST.read_text()
+    job["spec"]["backOffLimit"] = 2
+    job["spec"]["ttlSecondsAfterFinished"] = "5 min"
+    job["spec"]["rayClusterSpec"]["authOptions"]["mode"] = "tokens"
+    del job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["groupName"]
+    wrong = [problem.split()[0].rpartition(".")[2] for problem in kuberay.problems(job, facts)]
+    assert wrong == ["ttlSecondsAfterFinished", "mode", "backOffLimit", "groupName"]
+
+
+def test_the_job_on_kubernetes_begins_once_ends_with_its_cluster_and_has_no_rights(job: dict[str, Any]) -> None:
+    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+    (gpu,) = cluster["workerGroupSpecs"]
+    assert (gpu["minReplicas"], gpu["maxReplicas"], spec["shutdownAfterJobFinishes"]) == (0, 2, True)
+    name = re.findall(r"cifar-ray resume (\S+) .*cifar-ray train --run-name (\S+) ", spec["entrypoint"])
+    assert name == [("kubernetes", "kubernetes")]
+    assert (cluster["rayVersion"], cluster["authOptions"]) == (version("ray"), {"mode": "token"})
+    assert f"\nFROM rayproject/ray:{version('ray')}-py311\n" in (ROOT / "examples" / "Dockerfile").read_text()
+    images = {value for path, value in kuberay.fields(job) if path.endswith(".image")}
+    assert images == {f"YOURS-REGISTRY/cifar-ray:{__version__}"}
+    pods = [group["template"]["spec"] for group in (cluster["headGroupSpec"], gpu)]
+    assert [pod["securityContext"]["runAsUser"] for pod in pods] == [1000, 1000]
+    none = {"runAsNonRoot": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    for room in (*(container for pod in pods for container in pod["containers"]), cluster["autoscalerOptions"]):
+        assert none.items() <= room["securityContext"].items()

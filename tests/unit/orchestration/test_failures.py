@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import http.client
 import pickle
+import re
 import urllib.error
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 from unittest import mock
@@ -26,11 +26,8 @@ from cifar_ray.storage import StorageError
 from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
 
 FINAL, CONSEQUENCE, OTHER = Kind.FINAL, Kind.CONSEQUENCE, Kind.OTHER
-NO_MEMORY = "there is not enough memory; a smaller --batch-size, or a smaller model, needs less"
 NCCL = "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
-GLOO = (
-    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [10.0.0.2]:59053: Connection reset by peer"
-)
+GLOO = "[gloo/transport/tcp/pair.cc:545] Read error [10.0.0.2]:59053: Connection reset by peer"
 
 
 def caught(call: Callable[[], object]) -> Failure:
@@ -54,19 +51,16 @@ def raised(error: BaseException, cause: BaseException | None = None) -> Failure:
 
 
 class MyError(Exception):
-    def __init__(self, code: int, text: str) -> None:
+    """Has other arguments than its text, no pickle, and perhaps no text."""
+
+    def __init__(self, code: int, text: str | None) -> None:
         super().__init__(f"{text}, code {code}")
-
-
-class NoPickle(Exception):  # noqa: N818
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
         self.keep = lambda: text
 
-
-class NoText(Exception):  # noqa: N818
     def __str__(self) -> str:
-        raise RuntimeError("no text")
+        if self.keep() is None:
+            raise RuntimeError("no text")
+        return super().__str__()
 
 
 @pytest.mark.parametrize(
@@ -74,10 +68,7 @@ class NoText(Exception):  # noqa: N818
     [
         # Storage, network, a library, a GPU
         (OSError(errno.EIO, "Input/output error"), OTHER),
-        (FileNotFoundError(errno.ENOENT, "No such file or directory", "weights.pt"), OTHER),
-        (ConnectionResetError("reset"), OTHER),
         (urllib.error.URLError("unreachable"), OTHER),
-        (http.client.RemoteDisconnected("closed"), OTHER),
         (BrokenProcessPool("a child has died"), OTHER),
         (EOFError("Ran out of input"), OTHER),
         (yaml.YAMLError("an error of a library"), OTHER),
@@ -94,63 +85,52 @@ class NoText(Exception):  # noqa: N818
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), FINAL),
         (dist.DistBackendError(f"{NCCL}Last error:\nCuda failure 2 'out of memory'"), FINAL),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), FINAL),
-        (MemoryError(), FINAL),
         # The same again, whenever it is tried
-        (ValueError("the third step is wrong"), FINAL),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied (32x64 and 7x10)"), FINAL),
-        (MyError(7, "the third step is wrong"), FINAL),
-        (NoPickle("the third step is wrong"), FINAL),
-        (NoText(), FINAL),
+        (MyError(7, "wrong"), FINAL),
         (KeyboardInterrupt(), FINAL),
-        (SystemExit(0), FINAL),
-        (StopIteration(), FINAL),
         (ConfigError("model", "must build a model"), FINAL),
         (CheckpointError("there is no room"), FINAL),
         (DivergedError(3), FINAL),
     ],
-    ids=lambda value: f"{type(value).__name__}: {value}"[:60] if not isinstance(value, NoText) else "NoText",
+    ids=lambda value: f"{type(value).__name__}: {value}"[:60],
 )
 def test_what_may_pass_is_tried_again_and_what_cannot_is_not(error: BaseException, kind: Kind) -> None:
     failure = raised(error)
     assert failure.kind is kind
     assert failures.judge({1: failure}, None).final == (kind is FINAL)
+    assert failure.error.startswith("there is not enough memory") == bool(re.search("memory|ALLOC", str(error)))
 
 
-def test_an_error_is_of_the_kind_of_its_cause() -> None:
+def test_an_error_is_of_the_kind_of_its_cause_and_may_pass_outside_the_users_code() -> None:
     assert raised(ValueError("no weights"), ConnectionError("refused")).kind is OTHER
     assert raised(ValueError("no weights"), KeyError("url")).kind is FINAL
-
-
-@pytest.mark.parametrize("error", [RuntimeError("Expected to have finished reduction"), StorageError("503 Slow Down")])
-def test_an_error_outside_the_users_code_may_pass(error: BaseException) -> None:
-    assert failures.of(error).kind is OTHER
+    for error in (RuntimeError("Expected to have finished reduction"), StorageError("503 Slow Down")):
+        assert failures.of(error).kind is OTHER
+    assert str(failures.of(ValueError("wrong"), step=4)) == "ValueError: wrong (after step 4)"
 
 
 @pytest.mark.parametrize("allocate", [lambda: torch.empty(1 << 60), lambda: bytearray(1 << 60)])
 def test_memory_that_is_too_small_is_final_and_names_the_batch_size(allocate: Any) -> None:
     failure = caught(allocate)
     assert failure.kind is FINAL
-    assert str(failure).startswith(f"{NO_MEMORY} (before the first step, <lambda> in test_failures.py, line ")
+    assert re.match(r"there is not enough memory; a smaller --batch-size, .*<lambda> in test_failures.py", str(failure))
 
 
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (ValueError("the third step is wrong"), "ValueError: the third step is wrong"),
         (MyError(7, "wrong"), f"{__name__}.MyError: wrong, code 7"),
-        (NoPickle("wrong"), f"{__name__}.NoPickle: wrong"),
-        (NoText(), f"{__name__}.NoText: <exception str() failed>"),
-        (KeyboardInterrupt(), "KeyboardInterrupt"),
-        (SystemExit("wrong"), "SystemExit: wrong"),
+        (MyError(7, None), f"{__name__}.MyError: <exception str() failed>"),
         (StopIteration(), "StopIteration"),
-        (ValueError("a name \udcff that is no text"), "ValueError: a name \\udcff that is no text"),
-        (RuntimeError("Error(s) in loading:\n\tMissing key(s): weight"), "RuntimeError: Error(s) in loading: Missing key(s): weight"),
+        (ValueError("no text \udcff,\n\tlines"), "ValueError: no text \\udcff, lines"),
     ],
-    ids=["usual", "arguments", "pickle", "str", "interrupt", "exit", "stop", "surrogate", "lines"],
-)  # fmt: skip
+    ids=["pickle", "str", "stop", "surrogate and lines"],
+)
 def test_any_error_is_told_with_its_text_and_the_function(error: BaseException, sentence: str) -> None:
     failure = raised(error)
     line = failure.function.rpartition(" ")[2]
+    assert failure.kind is FINAL
     assert str(failure) == f"{sentence} (before the first step, in_my_own_code in test_failures.py, line {line})"
     assert f'File "{__file__}", line {line}, in in_my_own_code\n    raise error from cause\n' in failure.trace
 
@@ -173,49 +153,27 @@ def broken(*_: Any) -> Any:
     raise ValueError("the third step is wrong")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_loaders() -> Iterator[None]:
-    """A loader that has failed waits so long for its process to end."""
+def loading() -> None:
+    wrong = type("Wrong", (), {"__len__": lambda _: 1, "__getitem__": broken})()
     with mock.patch.object(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1):
-        yield
-
-
-class Wrong(torch.utils.data.Dataset[int]):
-    def __len__(self) -> int:
-        return 1
-
-    __getitem__ = broken
+        list(torch.utils.data.DataLoader(wrong, num_workers=1))
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "start"),
     [
-        (
-            lambda: scripted(torch.ones(1)),
-            "torch.jit.Error: The following operation failed in the TorchScript interpreter. "
-            "RuntimeError: AssertionError: the third step is wrong",
-        ),
-        (
-            lambda: torch.compile(torch.neg, backend=broken)(torch.ones(1)),
-            "torch._dynamo.exc.BackendCompilerFailed: backend='broken' raised: ValueError: the third step is wrong",
-        ),
-        (
-            lambda: torch.compile(lambda images: images @ torch.ones(3, 2), backend="eager")(torch.ones(1, 2)),
-            "torch._dynamo.exc.TorchRuntimeError: RuntimeError when making fake tensor call "
-            "RuntimeError('a and b must have same reduction dim, but got [1, 2] X [3, 2].')",
-        ),
-        (
-            lambda: list(torch.utils.data.DataLoader(Wrong(), num_workers=1)),
-            "ValueError: Caught ValueError in DataLoader worker process 0. ValueError: the third step is wrong",
-        ),
+        (lambda: scripted(torch.ones(1)), "torch.jit.Error: The following operation failed "),
+        (lambda: torch.compile(torch.neg, backend=broken)(torch.ones(1)), "torch._dynamo.exc.BackendCompilerFailed: "),
+        (loading, "ValueError: Caught ValueError in DataLo"),
     ],
-    ids=["scripted", "compiler", "compiled", "loader"],
+    ids=["scripted", "compiler", "loader"],
 )
-def test_a_cause_below_the_first_line_is_told(call: Callable[[], object], sentence: str) -> None:
+def test_a_cause_below_the_first_line_is_told(call: Callable[[], object], start: str) -> None:
     failure = caught(call)
-    assert failure.error == sentence
+    assert failure.error.startswith(start)
+    assert failure.error.endswith("Error: the third step is wrong")
     assert failure.kind is FINAL
-    assert "the third step is wrong" in failure.trace or "same reduction dim" in failure.trace
+    assert "the third step is wrong" in failure.trace
 
 
 def test_a_traceback_leads_through_the_users_own_files_alone() -> None:
@@ -227,10 +185,6 @@ def test_a_traceback_leads_through_the_users_own_files_alone() -> None:
     assert failure.function.startswith("forward in test_failures.py, line ")
     assert failure.trace.count("File ") == failure.trace.count(f'File "{__file__}"') == 3
     assert failure.trace.endswith("mat1 and mat2 shapes cannot be multiplied (2x3 and 7x10)")
-
-
-def test_it_is_told_how_far_the_loop_was() -> None:
-    assert str(failures.of(ValueError("wrong"), step=4)) == "ValueError: wrong (after step 4)"
 
 
 def failed(kind: Kind, error: str, at: float = 0.0, saved: int = 0) -> Failure:
@@ -246,11 +200,10 @@ def test_the_first_error_counts_and_not_its_consequences() -> None:
     told = failures.judge(errors, None)
     assert told.reason == "rank 2: ValueError: wrong (after step 3, forward in mine.py, line 4)"
     assert (told.final, told.first.trace) == (True, "a traceback")
-    del errors[2]
-    assert not failures.judge(errors, None).final
-    assert failures.judge(errors, None).reason.startswith("rank 1: OSError")
-    del errors[1]
-    assert failures.judge(errors, None).reason.startswith("rank 0: RuntimeError: gloo")
+    for gone, start in ((2, "rank 1: OSError"), (1, "rank 0: RuntimeError: gloo")):
+        del errors[gone]
+        assert not failures.judge(errors, None).final
+        assert failures.judge(errors, None).reason.startswith(start)
 
 
 def test_processes_that_have_died_are_told_all_and_replaced() -> None:
@@ -267,8 +220,6 @@ def test_an_error_is_final_when_it_comes_twice_without_a_newer_checkpoint() -> N
         return failures.judge({1: failed(OTHER, error, saved=saved)}, before)
 
     once = again(None)
-    assert not once.final
-    assert not again(once, saved=14).final
-    assert not again(once, error="FileNotFoundError: b.pt").final
-    assert again(once).final
+    seen = (once, again(once, saved=14), again(once, error="FileNotFoundError: b.pt"), again(once))
+    assert [verdict.final for verdict in seen] == [False, False, False, True]
     assert again(once).reason.endswith(", twice without a newer checkpoint")

@@ -1,4 +1,4 @@
-"""Plans from what runs have measured: made-up runs, and the committed ones of a real study."""
+"""Plans from what runs have measured, made-up ones and those of a real study; and the runs that a plan trains itself."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ import pytest
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology, parse
-from cifar_ray.planning import measured, model, words
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.planning import measured, model, probing, words
 from cifar_ray.planning.exchange import Exchange
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured, Sample
 from cifar_ray.planning.model import Means, Work
 from cifar_ray.reporting import exported
+from cifar_ray.training import recipe
 from cifar_ray.training.probe import Gradients
 from tests.support.studies import trial
 
 STUDIES = Path(__file__).parents[3] / "docs" / "studies"
-NAMES = ("1x1", "2x1", "4x1", "8x1", "16x1")
+UP_TO_8 = ("1x1", "2x1", "4x1", "8x1")
 FAST = Link(125e9)
 PRICE = 3.6
 
@@ -33,23 +35,9 @@ PRICE = 3.6
 def sample(images: int = 64, **changes: Any) -> Sample:
     """A worker alone, of 2 ms and 1 ms for each image: a third forward, two thirds backward."""
     passes = (2 + images) / 1000
-    values: dict[str, Any] = {
-        "strategy": "ddp",
-        "nodes": 1,
-        "workers": 1,
-        "images": images,
-        "micro_batches": 1,
-        "data": 0.0,
-        "forward": passes / 3,
-        "backward": 2 * passes / 3,
-        "exchange": 0.0,
-        "optimizer": 0.001,
-        "iteration": passes + 0.001,
-        "jitter": 0.0,
-        "evaluation": 4.0,
-        "checkpoint": 0.5,
-        "once": 20.0,
-    }
+    values: dict[str, Any] = {"strategy": "ddp", "nodes": 1, "workers": 1, "images": images, "micro_batches": 1}
+    values |= {"data": 0.0, "forward": passes / 3, "backward": 2 * passes / 3, "exchange": 0.0, "optimizer": 0.001}
+    values |= {"iteration": passes + 0.001, "jitter": 0.0, "evaluation": 4.0, "checkpoint": 0.5, "once": 20.0}
     return Sample(**{**values, **changes})
 
 
@@ -73,35 +61,29 @@ def rows(plan: model.Plan) -> dict[str, model.Row]:
 
 def planned(*topologies: str, of: Work | None = None, on: Measured | None = None, **means: Any) -> model.Plan:
     given = Means(**{"link": FAST, **means})
-    return model.plan(on or runs(), of or work(), [parse(each) for each in topologies or NAMES], given)
+    return model.plan(on or runs(), of or work(), [parse(each) for each in topologies or (*UP_TO_8, "16x1")], given)
 
 
 def test_a_worker_alone_takes_what_it_was_measured_to_take() -> None:
     (row,) = planned("1x1").rows
-    assert row.step_s.mid == pytest.approx(0.067)
-    assert row.images_per_s.mid == pytest.approx(64 / 0.067)
     # 200 steps, two evaluations of 4 s, two checkpoints of 0.5 s, and 20 s once.
+    assert (row.step_s.mid, row.images_per_s.mid) == pytest.approx((0.067, 64 / 0.067))
     assert row.total_s.mid == pytest.approx(200 * 0.067 + 8 + 1 + 20)
-    assert row.parts == pytest.approx(
-        {"computing": 13.4, "exchange": 0, "waiting": 0, "evaluation": 8, "checkpoints": 1, "start-up": 20}
-    )
+    parts = {"computing": 13.4, "exchange": 0, "waiting": 0, "evaluation": 8, "checkpoints": 1, "start-up": 20}
+    assert row.parts == pytest.approx(parts)
     assert row.bound == "start-up"
 
 
-def test_passes_of_fewer_images_lie_on_the_line_between_two_sizes() -> None:
-    steps = rows(planned("1x1", "2x1", "4x1", "8x1"))
+def test_passes_lie_on_the_line_between_two_sizes_and_not_beyond() -> None:
     # 2 ms and 1 ms for each of 64, 32, 16 and 8 images; 1 ms more each.
-    for topology, expected in {"1x1": 0.067, "2x1": 0.035, "4x1": 0.019, "8x1": 0.011}.items():
-        assert steps[topology].step_s.mid == pytest.approx(expected, abs=0.0002), topology
-
-
-def test_passes_are_not_scaled_from_one_size_nor_beyond_two() -> None:
+    steps = [row.step_s.mid for row in planned(*UP_TO_8).rows]
+    assert steps == pytest.approx([0.067, 0.035, 0.019, 0.011], abs=0.0002)
     one = planned("1x1", "2x1", on=runs(sample(64)))
-    assert [row.topology for row in one.rows] == ["1x1"]
-    assert one.skipped == {
-        "2x1": "needs a run with about 32 images per worker and micro-batch; those given have 64",
-    }
+    assert ([row.topology for row in one.rows], [*one.skipped]) == (["1x1"], ["2x1"])
+    assert one.skipped["2x1"].startswith("needs a run with about 32 images per worker")
     assert list(planned("8x1", "16x1").skipped) == ["16x1"]
+    assert planned("3x1").skipped["3x1"] == "the global batch of 64 is no multiple of 3 workers"
+    assert planned("2x1", link=None).skipped["2x1"] == "needs --link, the rate between nodes"
 
 
 def test_a_worker_with_other_cpus_needs_a_run_of_its_own() -> None:
@@ -133,27 +115,21 @@ def test_a_step_of_several_workers_may_be_longer_where_their_own_work_is_not_kno
     assert two.total_s.high - two.total_s.mid >= 200 * (two.step_s.high - two.step_s.mid) * 0.999
     assert two.images_per_s.low == pytest.approx(64 / two.step_s.high)
     assert known["2x1"].step_s.high < two.step_s.high
-
-
-def test_what_an_exchange_costs_is_no_matter_of_one_worker() -> None:
     for topologies, is_told in ((("1x1",), False), (("1x1", "2x1"), True)):
         notes = words.notes(runs(), work(), Means(), planned(*topologies).rows, "a model", "images")
         assert any("give --host" in note for note in notes) is is_told
 
 
-def test_a_range_that_prints_as_one_figure_is_none() -> None:
-    lines = words.table(planned("1x1", "2x1", price=PRICE))[1]
-    assert (lines[0][5], lines[0][6]) == ("42 s", "0.0424 USD")
-    assert " to " in lines[1][5]
-    assert " to " in lines[1][6]
+def test_a_table_has_ranges_unless_they_print_as_one_figure_and_the_samples_name() -> None:
+    header, (alone, two) = words.table(replace(planned("1x1", "2x1", price=PRICE), unit="texts"))
+    assert header[:4] == ["topology", "texts", "step", "texts/s"]
+    assert (alone[:2], alone[5:7]) == (["1x1", "64"], ["42 s", "0.0424 USD"])
+    assert all(" to " in cell for cell in two[5:7])
 
 
-@pytest.mark.parametrize(("workers", "exact"), [(1, 0.0), (2, 1 / math.sqrt(math.pi)), (4, 1.0294), (16, 1.7660)])
-def test_the_slowest_of_several_is_as_far_off_as_tables_have_it(workers: int, exact: float) -> None:
-    assert model.slowest(workers) == pytest.approx(exact, rel=0.05)
-
-
-def test_runs_of_a_size_that_differ_give_the_range() -> None:
+def test_the_slowest_of_several_and_runs_that_differ_give_the_range() -> None:
+    exact = {1: 0.0, 2: 1 / math.sqrt(math.pi), 16: 1.7660}  # as tables have it
+    assert [model.slowest(workers) for workers in exact] == pytest.approx([*exact.values()], rel=0.05)
     (row,) = planned("1x1", on=runs(sample(64), sample(64, forward=0.03, backward=0.06, iteration=0.091))).rows
     assert (row.step_s.low, row.step_s.mid, row.step_s.high) == pytest.approx((0.067, 0.079, 0.091), abs=0.0002)
 
@@ -161,16 +137,15 @@ def test_runs_of_a_size_that_differ_give_the_range() -> None:
 def test_a_speed_factor_makes_computing_faster_but_no_exchange_and_no_start() -> None:
     slow, fast = (rows(planned("2x1", on=replace(runs(), speed=by), link=Link(125e6)))["2x1"] for by in (1.0, 2.0))
     assert fast.parts["computing"] == pytest.approx(slow.parts["computing"] / 2)
-    assert fast.parts["exchange"] == slow.parts["exchange"]
-    assert fast.parts["start-up"] == slow.parts["start-up"]
+    assert all(fast.parts[part] == slow.parts[part] for part in ("exchange", "start-up"))
 
 
 def test_the_knee_is_where_twice_the_workers_bring_less_than_a_fifth() -> None:
     # At 8 workers, 8 images take 11 ms, and 4 workers' 16 take 19 ms: with 30 ms of exchange, 49 beside 41.
-    slow = planned("1x1", "2x1", "4x1", "8x1", link=Link(500e6))
-    speeds = [row.images_per_s.mid for row in slow.rows]
-    gains = [many / few for few, many in itertools.pairwise(speeds)]
+    slow = planned(*UP_TO_8, link=Link(500e6))
+    gains = [many.images_per_s.mid / few.images_per_s.mid for few, many in itertools.pairwise(slow.rows)]
     assert slow.knee == 2 ** next(at for at, gain in enumerate(gains) if gain < 1.2)
+    assert list(words.findings(slow))[-1].endswith("bring less than 20 % more images per second.")
     assert planned("1x1", "2x1", "4x1").knee is None
 
 
@@ -178,26 +153,11 @@ def test_the_fastest_and_the_cheapest_are_those_of_the_whole_run() -> None:
     plan = planned(price=PRICE)
     assert (plan.fastest[0], plan.cheapest) == ("8x1", ("1x1",))
     alone = rows(plan)["1x1"]
-    assert alone.usd is not None
     assert alone.usd.mid == pytest.approx(alone.total_s.mid / 1000)
     assert planned().cheapest == ()
 
 
-def test_samples_have_the_name_that_the_task_gives_them() -> None:
-    header, (line, *_) = words.table(replace(planned("1x1", "2x1"), unit="texts"))
-    assert header[:4] == ["topology", "texts", "step", "texts/s"]
-    assert line[:2] == ["1x1", "64"]
-    slow = planned("1x1", "2x1", "4x1", "8x1", link=Link(500e6))
-    assert list(words.findings(replace(slow, unit="texts")))[-1].endswith("bring less than 20 % more texts per second.")
-
-
-def test_what_cannot_be_planned_is_said_with_the_reason() -> None:
-    assert planned("3x1").skipped["3x1"] == "the global batch of 64 is no multiple of 3 workers"
-    assert planned("2x1", link=None).skipped["2x1"] == "needs --link, the rate between nodes"
-
-
 def recorded(topology: str = "1x1", batch: int = 64, seed: int = 0, **changes: Any) -> Any:
-    """A run with the parts of its steps."""
     tags = {"cifar_ray.command": "cifar-ray train", "cifar_ray.hardware": "a processor", **changes.pop("tags", {})}
     made = trial(topology, batch, seed, tags=tags, **changes)
     parts = {"data": 0.005, "forward": 0.03, "backward": 0.07, "communication": 0.0, "optimizer": 0.01}
@@ -206,29 +166,23 @@ def recorded(topology: str = "1x1", batch: int = 64, seed: int = 0, **changes: A
 
 def test_runs_become_samples() -> None:
     known, left = measured.of_trials([recorded(), recorded("1x2", 32)])
-    assert (len(known.samples), left, known.is_fixed) == (2, [], False)
     one = known.samples[0]
-    assert (one.images, one.world_size) == (64, 1)
-    assert one.computing == pytest.approx(0.105)
-    assert (one.evaluation, one.checkpoint, one.once) == pytest.approx((10 / 3, 10 / 3, 20.0))
+    assert (len(known.samples), left, known.is_fixed, one.images, one.world_size) == (2, [], False, 64, 1)
+    assert (one.computing, one.evaluation, one.checkpoint, one.once) == pytest.approx((0.105, 10 / 3, 10 / 3, 20.0))
 
 
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [
+def test_runs_whose_times_say_nothing_are_left_out_and_named() -> None:
+    for made, reason in (
         (trial(), "has not recorded the parts of its steps"),
         (recorded(tags={"times_are_a_clusters": "false"}), "more workers than CPUs"),
         (replace(recorded(), status="FAILED"), "has not finished"),
-    ],
-)
-def test_runs_whose_times_say_nothing_are_left_out_and_named(made: Any, reason: str) -> None:
-    another = replace(made, name="another")
-    known, (sentence,) = measured.of_trials([recorded(seed=1), another])
-    assert len(known.samples) == 1
-    assert sentence.startswith("another is left out: it ")
-    assert reason in sentence
-    with pytest.raises(ConfigError, match=f"no run that a plan can be made from: another is left out: it .*{reason}"):
-        measured.of_trials([another])
+    ):
+        another = replace(made, name="another")
+        known, (sentence,) = measured.of_trials([recorded(seed=1), another])
+        assert len(known.samples) == 1
+        assert re.match(f"another is left out: it .*{reason}", sentence)
+        with pytest.raises(ConfigError, match=f"no run that a plan can be made from: another is .*{reason}"):
+            measured.of_trials([another])
 
 
 def test_a_real_study_over_1_gbit_is_predicted_from_workers_and_one_without_a_limit() -> None:
@@ -258,9 +212,49 @@ def test_nothing_is_called_the_fastest_that_its_range_does_not_tell_from_others(
     best, other = sorted(plan.rows, key=lambda row: row.total_s.mid)
     assert other.total_s.low <= best.total_s.high
     assert plan.fastest == (best.topology, other.topology)
-    close = next(words.findings(plan))
-    assert close.startswith(f"Fastest: no difference between {best.topology}, ")
-    assert close.endswith(f"), and {other.topology}: ranges overlap.")
+    assert next(words.findings(plan)).startswith(f"Fastest: no difference between {best.topology}, ")
     apart = planned("1x1", "8x1", of=replace(work(), steps=100_000))
     assert apart.fastest == ("8x1",)
     assert re.fullmatch(r"Fastest: 8x1, .* \(.* to .*\)\.", next(words.findings(apart)))
+
+
+def resolved(batch: int, **changes: Any) -> ResolvedConfig:
+    return recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", global_batch_size=batch, **changes))
+
+
+def shapes(batch: int, *topologies: str, device: str = "cpu", **changes: Any) -> list[tuple[Any, ...]]:
+    """Topology, batch, steps, epochs and strategy of each run."""
+    cells = probing.cells(resolved(batch, **changes), device, [parse(each) for each in topologies], 1437)
+    return [tuple(value for (value,) in cell.values()) for cell in cells]
+
+
+def test_four_sizes_at_most_are_measured_in_equal_ratios_with_forty_steps_in_as_many_epochs_as_they_take() -> None:
+    assert probing.sizes([512, 256, 128, 64]) == [64, 128, 256, 512]
+    assert probing.sizes([512, 256, 128, 64, 32, 32]) == [32, 64, 256, 512]
+    assert probing.sizes([1, 2, 3, 5, 100, 1000]) == [1, 5, 100, 1000]
+    assert shapes(64, "1x1") == [("1x1", 64, 22, 2, "all_reduce")]
+    assert shapes(32, "1x1") == [("1x1", 32, 40, 1, "all_reduce")]
+
+
+def test_workers_of_a_node_are_measured_together_at_the_sizes_that_they_will_have() -> None:
+    found = shapes(64, "1x1", "2x1", "1x2", "2x2")
+    assert [each[:2] for each in found] == [("1x1", 32), ("1x1", 64), ("1x2", 16), ("1x2", 32)]
+    assert [each[-1] for each in found] == ["all_reduce"] * 4
+    assert shapes(64, "1x2", "2x2", accumulate=2)[0][:2] == ("1x2", 8)
+
+
+def test_one_worker_is_measured_alone_and_so_is_one_with_a_gpu_of_its_own() -> None:
+    # Twice 1,000 images are more than the data set has.
+    assert [found[:2] for found in shapes(1000, "1x1", "1x1")] == [("1x1", 1000)]
+    assert [found[:2] for found in shapes(64, "1x1", "1x8", device="cuda")] == [("1x1", 8), ("1x1", 64)]
+    with pytest.raises(ConfigError, match="must be a multiple of the workers of one topology at least, got 64"):
+        shapes(64, "3x1", "6x1")
+    assert [found[:2] for found in shapes(64, "1x1", "3x1")] == [("1x1", 64)]  # others are left to the plan
+
+
+def test_the_sweep_hides_no_exchange_and_keeps_the_options_of_the_runs() -> None:
+    train = {"dataset": "digits", "bucket_cap_mb": "5", "warmup_epochs": "5", "lr": "0.05", "strategy": "ddp"}
+    train |= {"strategy_options": {"comm_hook": "fp16"}, "global_batch_size": "64", "epochs": "9"}  # what is planned
+    made = probing.sweep("sizes", train, [{"topology": ["1x2"], "batch_size": [16], "epochs": [1]}])
+    assert (made.measure, made.held, made.max_concurrent) == ("times", "batch", 1)
+    assert made.train == {"dataset": "digits", "lr": 0.05}, "each run has a strategy, a batch and epochs of its own"
