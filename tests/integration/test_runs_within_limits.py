@@ -71,31 +71,6 @@ def test_a_sweep_starts_no_run_that_it_cannot_expect_to_finish_and_trains_it_wit
     assert person.run_named("grid").data.metrics["cost/usd"] == pytest.approx(sum(costs))
 
 
-@pytest.mark.extended
-@pytest.mark.slow
-def test_a_sweep_stops_the_run_that_is_on_its_nodes_at_the_limit_and_goes_on_with_it(person: Person) -> None:
-    words = [
-        "sweep",
-        *SHORT,
-        "--name",
-        "grid",
-        "--grid",
-        "seed=1",
-        "--epochs",
-        "100",
-    ]
-    done = person.succeeds(*words, "--max-time", "2s")
-    assert "stopped by the sweep's --max-time" in done.stdout
-    run = person.run_named("bs32 1x1 seed1")
-    assert (run.info.status, run.data.tags["cifar_ray.stopped_by"]) == ("FINISHED", "sweep_max_time")
-    assert re.fullmatch(
-        r"--max-time must be more than the \d+ s of sweep grid so far, got 2s",
-        person.refused("sweep", "--resume", "grid"),
-    )
-    on = person.succeeds("sweep", "--resume", "grid", "--max-time", "20m")
-    assert re.search(r"^runs +1 finished$", on.stdout, flags=re.MULTILINE)
-    again = person.run_named("bs32 1x1 seed1")
-    assert (again.info.status, "cifar_ray.stopped_by" in again.data.tags) == ("FINISHED", False)
 
 
 def test_a_run_ends_by_its_patience_and_goes_on_with_more(person: Person) -> None:
@@ -122,23 +97,3 @@ def test_a_run_ends_by_its_patience_and_goes_on_with_more(person: Person) -> Non
     assert person.leftovers() == []
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ["--max-time", "0s"],
-            "--max-time must be a duration of more than zero, such as 90s, 10m, 2h or 1h30m, got '0s'",
-        ),
-        (["--max-cost", "0", "--price", "1"], "--max-cost must be more than 0, got 0"),
-        (["--max-cost", "5"], "--max-cost needs --price, the price of a node, such as 2.49 USD per hour"),
-        (["--price", "0"], "--price must be more than 0, got 0"),
-        (["--price", "g4dn.xlarge"], "--price must be a finite number, got 'g4dn.xlarge'"),
-    ],
-)
-def test_a_limit_or_price_that_cannot_be_leaves_nothing(words: list[str], sentence: str, person: Person) -> None:
-    run = ["train", "--dataset", "digits", "--run-name", "mine"]
-    sweep = ["sweep", "--dataset", "digits", "--name", "mine", "--grid", "seed=1,2"]
-    for command in (run, sweep):
-        refused = person.refused(*command, *words)
-        assert sentence.removeprefix("--") in refused  # a sweep says it of its cells
-    assert not Path(person.home, ".cifar_ray", "runs", "mine").exists()

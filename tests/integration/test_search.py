@@ -51,32 +51,6 @@ def test_a_search_by_optuna_trains_what_it_proposes_and_names_the_best_run(perso
     assert f"The best run is {winner}: " in person.run_named("tpe").data.tags["mlflow.note.content"]
 
 
-@pytest.mark.slow
-@pytest.mark.extended
-def test_a_search_over_texts_goes_by_their_validation_accuracy_and_patience_ends_its_runs(person: Person) -> None:
-    pytest.importorskip("optuna", reason="needs the extra `optuna`")
-    make_texts.make(person.home / "reviews", 400)
-    words = ["--dataset", "text:reviews", "--text.vocabulary", "400", "--text.max-length", "40", "--val-share", "0.25"]
-    words += ["--model-options.dim", "16", "--model-options.filters", "16"]
-    words += ["--global-batch-size", "16", "--precision", "fp32"]
-    words += ["--search", "optuna", "--samples", "4", "--max-concurrent", "1", "--epochs", "8", "--patience", "1"]
-    output = person.succeeds("sweep", "--name", "liked", *words, "--grid", "lr=loguniform:1e-9:0.03").stdout
-    runs = children(person, "liked")
-    measured = {
-        name: [point.value for point in person.mlflow.get_metric_history(run.info.run_id, "val/accuracy")]
-        for name, run in runs.items()
-    }
-    assert len(measured) == 4
-    for name, values in measured.items():
-        behind = [value <= max(values[:epoch]) for epoch, value in enumerate(values) if epoch]
-        assert not any(behind[:-1])
-        assert behind[-1] or len(values) == 8
-        assert runs[name].data.metrics["best/accuracy"] == max(values)
-    assert min(map(len, measured.values())) < 8
-    top = max(map(max, measured.values()))
-    named = re.search(rf"^best run +(.*): validation accuracy {top:.2%}, ", output, flags=re.MULTILINE)
-    assert named
-    assert max(measured[named[1]]) == top
 
 
 @pytest.mark.fault
@@ -118,13 +92,3 @@ def test_a_search_that_is_killed_goes_on_and_trains_nothing_twice(person: Person
     assert {name: runs[name].info.end_time for name in ended} == ended
 
 
-@pytest.mark.extended
-@pytest.mark.slow
-def test_the_best_run_is_trained_again_and_asha_stops_none_of_these_runs(person: Person) -> None:
-    words = ["--max-concurrent", "1", "--epochs", "3", "--scheduler", "asha", "--repeat", "2"]
-    output = person.succeeds("sweep", "--name", "again", *SMALL, *words, "--grid", "lr=0.05,1e-9").stdout
-    states = {name: run.info.status for name, run in children(person, "again").items()}
-    best = [f"lr0.05 bs32 1x1 seed{seed}" for seed in range(3)]
-    assert states == {**dict.fromkeys(best, "FINISHED"), "lr1e-09 bs32 1x1 seed0": "KILLED"}
-    assert "stopped early by ASHA: it was behind the best runs at epoch 1" in output
-    assert re.search(rf"^best run +{best[0]}: .* with 2 other seeds", output, flags=re.MULTILINE)

@@ -103,12 +103,6 @@ def named_like_libraries(folder: Path) -> None:
         (folder / f"{name}.py").write_text("raise SystemExit(3)\n")
 
 
-@pytest.mark.extended
-@pytest.mark.slow
-def test_files_named_like_libraries_hide_nothing_from_the_workers_of_a_ray_started_here(person: Person) -> None:
-    named_like_libraries(person.home)
-    (person.home / "meddler.py").write_text(MEDDLER)
-    person.succeeds("train", *WORDS)
 
 
 @pytest.mark.slow
@@ -134,18 +128,6 @@ def test_nodes_start_below_a_long_folder_beside_a_head_that_is_there(person: Per
     assert address.read_text() == "10.0.0.1:6379"
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("name", [11 * "t", "données"])
-def test_a_run_with_a_folder_for_temporary_files_that_is_just_short_enough_or_is_not_ascii(
-    person: Person, name: str
-) -> None:
-    folder = Path("/tmp", name)
-    assert len(str(folder)) == local._LONGEST_FOLDER or not name.isascii()
-    folder.mkdir(exist_ok=True)
-    try:
-        person.succeeds("train", *SHORT, TMPDIR=str(folder))
-    finally:
-        shutil.rmtree(folder)
 
 
 NO_HOME = """
