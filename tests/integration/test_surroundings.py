@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cifar_ray.orchestration.cluster import local
 from tests.support.person import Person
 
 MEDDLER = """
@@ -76,7 +74,7 @@ print(json.dumps([name for name in {{*before, *now}} if now.get(name) != before.
 
 @pytest.mark.parametrize(
     "work",
-    [pytest.param(FROM_PYTHON, marks=pytest.mark.slow), pytest.param(FROM_COMMAND, marks=pytest.mark.extended)],
+    [pytest.param(FROM_PYTHON, marks=pytest.mark.extended), pytest.param(FROM_COMMAND, marks=pytest.mark.slow)],
     ids=["python", "command"],
 )
 def test_a_module_that_sets_mlflow_warnings_and_the_folder_for_itself_does_not_change_the_run(
@@ -103,9 +101,7 @@ def named_like_libraries(folder: Path) -> None:
         (folder / f"{name}.py").write_text("raise SystemExit(3)\n")
 
 
-
-
-@pytest.mark.slow
+@pytest.mark.extended
 def test_under_uv_run_workers_start_as_without_it(person: Person) -> None:
     """Ray's hook would send them the working folder, and start each by the uv of the command line, which is none here."""
     (person.home / "run").write_text('"$@"; exit $?\n')
@@ -114,8 +110,8 @@ def test_under_uv_run_workers_start_as_without_it(person: Person) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
+@pytest.mark.extended
 def test_nodes_start_below_a_long_folder_beside_a_head_that_is_there(person: Person) -> None:
     folder = person.home / (110 * "a") / "tmp"
     address = folder / "ray" / "ray_current_cluster"  # of the head
@@ -126,8 +122,6 @@ def test_nodes_start_below_a_long_folder_beside_a_head_that_is_there(person: Per
     words = ["--local-nodes", "2", "--topology", "2x1"]
     person.succeeds("train", *WORDS, *words, TMPDIR=str(folder))
     assert address.read_text() == "10.0.0.1:6379"
-
-
 
 
 NO_HOME = """
