@@ -57,7 +57,7 @@ def test_its_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_
     assert len({last(tmp_path / name) for name in ("1x1", "2x2", "streamed", "resumed")}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.fault
 def test_a_killed_run_goes_on_and_a_changed_file_is_refused(person: Person, mine: Path) -> None:
     person.succeeds(*WORDS, "--run-name", "calm")

@@ -29,7 +29,7 @@ def mine(person: Person) -> Path:
     return file
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.fault
 def test_a_killed_run_goes_on_at_another_topology_and_its_model_is_used(person: Person, mine: Path) -> None:
     words = ["train", *INK, "--strategy", "reproducible", "--epochs", "4", "--val-share", "0.2"]

@@ -26,7 +26,7 @@ from tests.support.mlflow_store import as_default
 from tests.support.person import Person
 from tests.support.ports import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 ROOT = Path(__file__).parents[2]
 

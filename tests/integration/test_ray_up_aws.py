@@ -26,7 +26,7 @@ import yaml
 from tests.support.ports import free_port
 from tests.support.stores import serving
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 ROOT = Path(__file__).parents[2]
 OPERATOR = "203.0.113.7/32"

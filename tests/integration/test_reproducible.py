@@ -29,7 +29,7 @@ def last(folder: Path, step: int) -> str:
     ("values", "precision", "steps"),
     [
         pytest.param({**RESNET, "convolutions": "products8"}, "bf16", 12, id="resnet-bf16-products"),
-        pytest.param(VIT, "fp32", 12, id="vit"),
+        pytest.param(VIT, "fp32", 12, marks=pytest.mark.extended, id="vit"),
         pytest.param(VGG, "fp32", 20, marks=pytest.mark.extended, id="vgg11"),
     ],
 )

@@ -14,7 +14,7 @@ LONG += ["--batch-size", "16", "--log-every", "50"]
 SHORT = ["--dataset", "digits", "--model", "simple_cnn", "--precision", "fp32", "--batch-size", "32"]
 
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 
 def test_a_run_stops_at_its_limit_and_comes_to_the_same_weights_with_a_larger_one(person: Person) -> None:
@@ -41,7 +41,6 @@ def test_a_run_stops_at_its_limit_and_comes_to_the_same_weights_with_a_larger_on
     assert person.leftovers() == []
 
 
-@pytest.mark.extended
 def test_a_sweep_starts_no_run_that_it_cannot_expect_to_finish_and_trains_it_with_a_larger_limit(
     person: Person,
 ) -> None:

@@ -16,6 +16,7 @@ from cifar_ray.data import SPECS
 from cifar_ray.training import checkpoint
 from tests.support.helpers import small_config, steps_on_ranks, traffic_on_ranks, train_here, train_on_ranks
 
+EXTENDED = pytest.mark.extended
 STEPS = 20
 NORM = {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}}
 CLOSE = 1e-5
@@ -62,7 +63,7 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
         ("fsdp", "1x2", {}),
         ("gpipe", "1x2", {}),
         *(
-            pytest.param(name, "1x2", {}, marks=pytest.mark.slow)
+            pytest.param(name, "1x2", {}, marks=EXTENDED)
             for name in ("gather_scatter", "all_reduce", "one_f_one_b", "reproducible")
         ),
     ],
@@ -90,7 +91,7 @@ def test_model_parallel_is_one_worker_to_the_last_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "gpipe"])
+@pytest.mark.parametrize("strategy", ["fsdp", *(pytest.param(name, marks=EXTENDED) for name in ("ddp", "gpipe"))])
 def test_what_a_run_asks_for_beside_its_strategy_goes_with_it(strategy: str, tmp_path: Path) -> None:
     """Mixed labels, an optimizer of one's own, averages of the weights and a limit to the gradient."""
     own: dict[str, object] = {"augment": "mixup", "ema": 0.9, **OWN}
@@ -101,7 +102,7 @@ def test_what_a_run_asks_for_beside_its_strategy_goes_with_it(strategy: str, tmp
         assert difference(made, alone(**{**own, **other})) > 20 * CLOSE
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_batch_norm_of_each_workers_images_is_what_differs(tmp_path: Path) -> None:
     """Strategies that are close without it agree with each other, and not with one worker."""
     names = ("gather_scatter", "all_reduce", "ddp")
@@ -113,8 +114,8 @@ def test_batch_norm_of_each_workers_images_is_what_differs(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
-        pytest.param("ddp", {"comm_hook": "fp16"}, marks=pytest.mark.extended),
-        pytest.param("ddp", {"comm_hook": "powersgd"}, marks=pytest.mark.slow),
+        pytest.param("ddp", {"comm_hook": "fp16"}, marks=EXTENDED),
+        pytest.param("ddp", {"comm_hook": "powersgd"}, marks=EXTENDED),
         ("local_sgd", {"sync_every": 4}),
     ],
     ids=["fp16", "powersgd", "local_sgd"],
@@ -142,13 +143,11 @@ def test_fsdp_goes_on_at_another_number_of_workers(tmp_path: Path) -> None:
     ("strategy", "topology", "values"),
     [
         ("send_recv", "2x2", {}),
-        ("gather_scatter", "1x2", {}),
-        ("all_reduce", "1x2", {}),
         ("ddp", "1x2", {"bucket_cap_mb": 0.01}),
         ("fsdp", "1x2", {}),
-        ("reproducible", "2x2", {}),
-        pytest.param("ddp", "1x2", {"strategy_options": {"comm_hook": "bf16"}}, marks=pytest.mark.extended),
-        pytest.param("local_sgd", "1x2", {}, marks=pytest.mark.extended),
+        pytest.param("reproducible", "2x2", {}, marks=EXTENDED),
+        pytest.param("ddp", "1x2", {"strategy_options": {"comm_hook": "bf16"}}, marks=EXTENDED),
+        *(pytest.param(name, "1x2", {}, marks=EXTENDED) for name in ("gather_scatter", "all_reduce", "local_sgd")),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
@@ -187,7 +186,9 @@ def buckets(sizes: list[int], cap: float) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["gpipe", "one_f_one_b", "model_parallel"])
+@pytest.mark.parametrize(
+    "strategy", ["gpipe", *(pytest.param(name, marks=EXTENDED) for name in ("one_f_one_b", "model_parallel"))]
+)
 def test_a_pipeline_sends_what_it_says(strategy: str) -> None:
     """Each rank trains its own part, and holds nothing for the others'."""
     wanted = config(strategy, "1x3", global_batch_size=48)
@@ -233,7 +234,7 @@ def test_the_moving_average_is_that_of_the_weights_and_does_not_change_them(tmp_
         assert all(torch.equal(mine, other) for mine, other in zip(hidden, unaveraged, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_model_with_weights_that_do_not_learn_trains_as_with_all_reduce(strategy: str, tmp_path: Path) -> None:
     """Over six steps, of which the fifth draws the weights to their average."""

@@ -72,10 +72,10 @@ print(json.dumps([name for name in {{*before, *now}} if now.get(name) != before.
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "work",
-    [pytest.param(FROM_PYTHON, marks=pytest.mark.extended), pytest.param(FROM_COMMAND, marks=pytest.mark.slow)],
-    ids=["python", "command"],
+    [pytest.param(FROM_PYTHON, id="python"), pytest.param(FROM_COMMAND, id="command")],
 )
 def test_a_module_that_sets_mlflow_warnings_and_the_folder_for_itself_does_not_change_the_run(
     person: Person, work: str

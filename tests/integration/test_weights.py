@@ -79,7 +79,7 @@ def test_a_file_is_found_from_any_folder_and_told_from_another(
     assert found(config, resident) != first
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.fault
 def test_a_finished_run_is_extended_and_a_killed_one_goes_on_without_its_source(resident: Person) -> None:
     resident.succeeds(*WORDS, "--epochs", "1", "--run-name", "source")
@@ -104,7 +104,7 @@ def test_a_finished_run_is_extended_and_a_killed_one_goes_on_without_its_source(
     assert len(ends) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_librarys_weights_are_taken_from_its_cache_or_refused_offline(resident: Person) -> None:
     home = resident.home / "torch"
     file = home / "hub" / "checkpoints" / "shufflenetv2_x0.5-f707e7126e.pth"
@@ -124,7 +124,7 @@ def test_a_librarys_weights_are_taken_from_its_cache_or_refused_offline(resident
     assert unread in resident.refused(*words, **elsewhere)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_weights_of_another_model_or_that_are_not_there_are_refused_before_a_run(resident: Person) -> None:
     torch.save(network("simple_cnn", "digits", seed=1), resident.home / "small.pt")
     sentence = resident.refused(*WORDS, "--model", "resnet", "--weights", "small.pt")
