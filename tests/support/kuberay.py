@@ -5,7 +5,7 @@ it anew, for another version of KubeRay or after a change of the manifest, and t
 whole schema, where unknown fields are refused:
 
     curl -O https://raw.githubusercontent.com/ray-project/kuberay/v1.7.0/ray-operator/config/crd/bases/ray.io_rayjobs.yaml
-    python -m tests.kuberay ray.io_rayjobs.yaml 1.7.0
+    python -m tests.support.kuberay ray.io_rayjobs.yaml 1.7.0
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def main(crd: str, version: str) -> None:
     job = rayjob()
     jsonschema.Draft7Validator(strict(schema)).validate(job)
     facts = {"kuberay": version, "resource": f"{resource['metadata']['name']}/v1", **derive(schema, job)}
-    FACTS.write_text(yaml.safe_dump(facts, width=120))
+    FACTS.write_text(yaml.safe_dump(facts, width=118, default_flow_style=None))
     print(
         f"{MANIFEST.name} fits {facts['resource']} of KubeRay {version}; {len(facts['fields'])} facts in {FACTS.name}"
     )
