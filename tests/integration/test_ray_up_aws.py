@@ -331,22 +331,6 @@ def test_a_node_gets_its_commands_in_their_order_the_token_for_itself_alone_and_
     assert not [path for path in copied if re.search(r"\.git\b|venv|__pycache__|\.pem|\.env", path)]
 
 
-def test_spot_machines_are_given_up_without_stopping_ray(cloud: Cloud, up: dict[str, dict[str, Any]]) -> None:
-    """As the file's comment says it: the head gets the new limits, and Ray goes on."""
-    home = cloud.nodes / up["head"]["PublicIpAddress"]
-    before = len(cloud.log())
-    whole = cloud.file.read_text()
-    spot = whole.index("  gpu_spot:")
-    cloud.file.write_text(whole[:spot] + whole[spot:].replace("max_workers: 2", "max_workers: 0", 1))
-    cloud.ray("up", "--no-restart", "-y", "--no-config-cache", str(cloud.file))
-    kinds = yaml.safe_load((home / "ray_bootstrap_config.yaml").read_text())["available_node_types"]
-    assert (kinds["gpu_spot"]["max_workers"], kinds["gpu_on_demand"]["max_workers"]) == (0, 2)
-    said = [command for _, command in cloud.log()[before:]]
-    assert said
-    assert not [command for command in said if "ray start" in command or "ray stop" in command]
-    assert set(cloud.instances("pending", "running")) == {"head", "gpu_spot", "gpu_on_demand"}
-
-
 def test_mlflow_gets_its_database_from_the_parameter_store(cloud: Cloud, tmp_path: Path) -> None:
     """The program of the head's unit, with a stand-in for MLflow's that tells what it was given."""
     address = "postgresql+psycopg2://mlflow:secret@db/mlflow"

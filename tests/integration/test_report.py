@@ -220,43 +220,38 @@ def test_a_report_of_a_sweep_that_takes_no_artifacts_is_written_all_the_same(
     assert (tmp_path / "out" / "report.html").exists()
 
 
-@pytest.mark.parametrize("name", ["runs.csv", "charts/accuracy.svg"])
 def test_a_report_replaces_an_earlier_report_and_no_file_where_there_is_none(
-    name: str, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = tmp_path / name
-    own.parent.mkdir(exist_ok=True)
-    own.write_text("mine")
-    words = ["report", "scaling", "--out", str(tmp_path), "--tracking-uri", uri]
-    assert main.main(words) == 2
-    assert f"without {name.partition('/')[0]}, or with a report" in capsys.readouterr().err
-    assert own.read_text() == "mine"
+    words = ["report", "scaling", "--out", str(tmp_path), "--tracking-uri", uri, "--style", "paper"]
+    (tmp_path / "charts").mkdir()
+    for name, taken in (("charts/accuracy.svg", "charts"), ("runs.csv", "runs.csv")):
+        (tmp_path / name).write_text("mine")
+        assert main.main(words) == 2
+        assert f"without {taken}, or with a report" in capsys.readouterr().err
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
+        (tmp_path / "charts").rmdir() if taken == "charts" else (tmp_path / name).write_text("mine")
     assert main.main([*words, "--overwrite"]) == 0
-    assert own.read_text() != "mine"
-    (tmp_path / "charts" / "own.png").write_text("mine")
-    assert main.main([*words, "--title", "Second"]) == 0
-    assert (tmp_path / "report.md").read_text().startswith("# Second")
-    assert (tmp_path / "charts" / "own.png").read_text() == "mine"
-
-
-def test_a_report_that_ends_early_leaves_the_earlier_one_whole(
-    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path)]
-    assert main.main([*words, "--style", "paper"]) == 0
+    assert (tmp_path / "runs.csv").read_text() != "mine"
+    (tmp_path / "own.csv").write_text("mine")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    drawn = itertools.count()
-    save = draw.save
+    drawn, save = itertools.count(), draw.save
 
     def stop(chart: Chart, folder: Path, pdf: bool) -> None:
         if next(drawn):
             raise OSError(28, "No space left on device")
         save(chart, folder, pdf)
 
-    monkeypatch.setattr(draw, "save", stop)
-    assert main.main([*words, "--title", "Another"]) == 2
+    with monkeypatch.context() as full:  # a report that ends early leaves the earlier one whole
+        full.setattr(draw, "save", stop)
+        assert main.main([*words, "--title", "Another"]) == 2
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["charts"]
+    monkeypatch.setattr(draw, "save", lambda *_: None)
+    assert main.main([*words, "--title", "Second"]) == 0
+    assert (tmp_path / "report.md").read_text().startswith("# Second")
+    assert (tmp_path / "own.csv").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

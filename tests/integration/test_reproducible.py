@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.data]
 RESNET = {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}, "global_batch_size": 64}
 VIT = {"model": "vit", "global_batch_size": 64}
 VIT |= {"model_options": {"dim": 48, "depth": 2, "heads": 3, "dropout": 0.1, "stochastic_depth": 0.1}}
-VGG = {"model": "vgg11", "global_batch_size": 16}
 
 
 def last(folder: Path, step: int) -> str:
@@ -30,7 +29,6 @@ def last(folder: Path, step: int) -> str:
     [
         pytest.param({**RESNET, "convolutions": "products8"}, "bf16", 12, id="resnet-bf16-products"),
         pytest.param(VIT, "fp32", 12, marks=pytest.mark.extended, id="vit"),
-        pytest.param(VGG, "fp32", 20, marks=pytest.mark.extended, id="vgg11"),
     ],
 )
 def test_all_that_a_run_has_is_the_same_at_any_number_of_workers(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +12,10 @@ import torch
 from cifar_ray import storage, tasks
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset
-from cifar_ray.runs import checkpoints, removal
+from cifar_ray.runs import checkpoints
 from cifar_ray.runs.folder import CHECKPOINTS, RunFolder
 from cifar_ray.storage import Folder, Lock, StorageError
 from cifar_ray.storage import folder as folders
-from cifar_ray.tracking import store
-from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint
 from cifar_ray.training.checkpoint import WEIGHTS, Snapshot
 from tests.support import stores
@@ -165,27 +160,6 @@ def test_one_driver_of_a_machine_at_a_time(folder: Folder) -> None:
         Lock(folder, TAKEN)
     with Lock(folder, TAKEN):
         assert folder.names() == []
-
-
-def test_a_run_of_a_bucket_that_another_machine_may_train_is_not_deleted(
-    folder: Folder, small: TrainConfig, digits: Dataset, tmp_path: Path
-) -> None:
-    uri = f"sqlite:///{tmp_path}/m.db"
-    run, held = RunFolder.create(
-        replace(small, storage=folder.address, run_name="mine"),
-        decided_of(replace(small, storage=folder.address, run_name="mine")),
-    )
-    held.release()
-    named = {"name": run.name, "key": run.key, "folder": run.address}
-    record = RunRecord(store.connect(uri), small, decided_of(small), **named, dataset=digits, begun=0.0)
-    while not record.run_id:
-        time.sleep(0.05)
-    with contextlib.ExitStack() as stack, pytest.raises(ConfigError, match="'mine' is RUNNING"):
-        removal.prepare("mine", uri, stack, str)
-    assert record.end("KILLED")
-    with contextlib.ExitStack() as stack:
-        removal.prepare("mine", uri, stack, str).execute()
-    assert not run.folder.exists()
 
 
 def test_who_comes_second_to_a_name_leaves_the_first_ones_folder(

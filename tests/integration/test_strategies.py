@@ -80,14 +80,14 @@ def test_the_label_holds_on_a_model_without_batch_norm(
 def test_model_parallel_is_one_worker_to_the_last_bit(tmp_path: Path) -> None:
     """With batch norm too: its only micro-batch is the whole global batch."""
     (one, _), *_ = train_on_ranks(config("ddp", "1x1", **NORM), tmp_path / "one")
-    many = train_on_ranks(config("model_parallel", "1x3", **NORM), tmp_path / "many")
+    many = train_on_ranks(config("model_parallel", "1x4", **NORM), tmp_path / "many")
     assert one is not None
     for outcome, heard in many:
         assert outcome is not None
         assert (outcome.weights_sha256, outcome.confusion) == (one.weights_sha256, one.confusion)
         assert heard.weights == many[0][1].weights
         # Of one micro-batch: one stage computes while all others wait.
-        assert outcome.metrics["bubble/measured"] >= outcome.metrics["bubble/theory"] == 1 - 1 / 3
+        assert outcome.metrics["bubble/measured"] >= outcome.metrics["bubble/theory"] == 1 - 1 / 4
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_batch_norm_of_each_workers_images_is_what_differs(tmp_path: Path) -> No
     ids=["fp16", "powersgd", "local_sgd"],
 )
 def test_another_algorithm_learns(strategy: str, options: dict[str, object], tmp_path: Path) -> None:
-    wanted = config(strategy, "1x2", epochs=8, steps_per_epoch=None, strategy_options=options)
+    wanted = config(strategy, "1x2", epochs=6, steps_per_epoch=None, strategy_options=options)
     outcome = train_on_ranks(wanted, tmp_path)[0][0]
     assert outcome is not None
     assert outcome.metrics["test/loss"] < 0.6

@@ -182,26 +182,16 @@ def train_on_ranks(
     test_images: int | None = None,
     initial: bytes = b"",
 ) -> list[tuple[Outcome | None, Recorder]]:
-    """The loop in one process per worker of ``config``, over gloo.
+    """The loop in one process per worker, over gloo: of every rank its outcome, and what its observer heard.
 
-    Args:
-        config: what to train.
-        folder: where the checkpoints go.
-        stop_after: step after which all processes end in the middle of the run.
-        test_images: how many to evaluate on, from the first; all when None.
-        initial: the weights to start from, as a safetensors file.
-
-    Returns:
-        Outcome (None when stopped) and what the observer heard, of every rank.
+    After step ``stop_after`` all processes end, without an outcome; ``test_images`` are the first ones to evaluate on,
+    all when None; ``initial`` are the weights to start from, as a safetensors file.
     """
     return _on_ranks(config, _train, folder, stop_after, test_images, initial)
 
 
 def traffic_on_ranks(config: TrainConfig, steps: int) -> list[tuple[float, float]]:
-    """What the profiler sees each rank hand to gloo in a step: messages and bytes, as means over ``steps``.
-
-    Bytes are those of rank 0; whoever else is scattered to hands over none.
-    """
+    """What the profiler sees each rank hand to gloo in a step: messages and bytes, as means over ``steps``."""
     return _on_ranks(config, _traffic, steps)
 
 
@@ -259,15 +249,9 @@ def train_at_own_pace(
     pauses: tuple[float, ...] = (),
     timeout_s: float | None = None,
 ) -> list[tuple[Outcome | None, Recorder]]:
-    """As :func:`train_on_ranks`, with a server, and with as many seconds of sleep after every step as ``pauses`` say.
+    """As :func:`train_on_ranks`, with a server that has started, and with seconds of sleep after every rank's step.
 
-    Args:
-        config: a resolved config.
-        folder: of the checkpoints.
-        host: the server's, started.
-        stop_after: step after which every rank is ended.
-        pauses: of each rank; none when empty.
-        timeout_s: of the process group once steps run; PyTorch's own when None.
+    ``timeout_s`` is that of the process group once steps run; PyTorch's own when None.
     """
     return _on_ranks(config, _train_at_own_pace, folder, host.address, AUTHKEY, stop_after, pauses, timeout_s)
 
