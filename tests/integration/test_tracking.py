@@ -43,8 +43,9 @@ from tests.support.helpers import decided_of, png, resolved, train_here
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> MlflowClient:
-    """A store of the test's own, whose file it may harm."""
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    """A store of the test's own, whose file it may harm; what fails is tried again soon."""
+    monkeypatch.setattr("cifar_ray.tracking.record._FIRST_RETRY_S", 0.05)
     return mlflow_store.new_store(tmp_path)
 
 
