@@ -38,27 +38,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
         yield person
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("own", "cannot read"),
-        pytest.param("sealed", "cannot write to", marks=pytest.mark.extended),
-    ],
-)
-def test_a_node_that_cannot_use_the_folder_is_named(cluster: Person, name: str, problem: str) -> None:
-    folder = cluster.home / name
-    sentence = cluster.refused(*WORDS, "--storage", str(folder), timeout=400)
-    assert sentence.startswith("--storage must be a folder that all nodes share and can write; node ")
-    assert f" {problem} {folder}/" in sentence
-    assert list(folder.iterdir()) == []
+def test_a_node_that_cannot_use_the_folder_is_named(cluster: Person) -> None:
+    for name, problem in (("own", "cannot read"), ("sealed", "cannot write to")):
+        folder = cluster.home / name
+        sentence = cluster.refused(*WORDS, "--storage", str(folder), timeout=400)
+        assert sentence.startswith("--storage must be a folder that all nodes share and can write; node ")
+        assert f" {problem} {folder}/" in sentence
+        assert list(folder.iterdir()) == []
     assert [experiment.name for experiment in cluster.mlflow.search_experiments()] == ["Default"]
-
-
-@pytest.mark.extended
-def test_a_sweep_asks_first_as_well(cluster: Person) -> None:
-    words = [*WORDS[1:-2], "--name", "apart", "--grid", "seed=1", "--storage", str(cluster.home / "own")]
-    assert " cannot read " in cluster.refused("sweep", *words, timeout=400)
-    assert list((cluster.home / "own").iterdir()) == []
 
 
 @pytest.mark.extended

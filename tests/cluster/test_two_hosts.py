@@ -7,23 +7,19 @@ in REPLACED, and concerns the cluster file alone.
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support import hosts
 from tests.support.hosts import ROOT, Answer, Network, Terminal
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 PAGE = ROOT / "docs" / "cluster.md"
 CHAPTER = "Two machines under a desk"
@@ -158,21 +154,13 @@ def test_head_and_worker_join_by_ray_up_alone(evening: Evening) -> None:
 
 def test_the_runs_stand_where_their_topology_says(evening: Evening) -> None:
     head, worker = (host.address for host in evening.network.hosts)
-    on = {
-        name: [place["address"] for place in sorted(placement, key=lambda place: place["rank"])]  # type: ignore[arg-type,return-value]
-        for name, (_, _, placement) in evening.records.items()
-    }
-    assert set(on) == {"one", "two", "four"}
-    assert on["one"] in ([head], [worker])
-    assert sorted(on["two"]) == [head, worker]
-    assert on["four"] in ([head, head, worker, worker], [worker, worker, head, head])
-    assert [status for status, _, _ in evening.records.values()] == ["FINISHED"] * 3
-
-
-def test_gloo_finds_the_interface_though_the_host_name_means_loopback(evening: Evening) -> None:
-    for name in ("two", "four"):
-        _, _, placement = evening.records[name]
-        assert {(place["host"], place["interface"]) for place in placement} == {("head", "eth0"), ("worker", "eth0")}
+    on = {name: sorted(str(place["address"]) for place in placed) for name, (_, _, placed) in evening.records.items()}
+    assert on.pop("one") in ([head], [worker])
+    assert on == {"two": sorted([head, worker]), "four": sorted([head, head, worker, worker])}
+    assert {status for status, _, _ in evening.records.values()} == {"FINISHED"}
+    for name in ("two", "four"):  # gloo finds the interface, though the host's name means loopback
+        placed = {(place["host"], place["interface"]) for place in evening.records[name][2]}
+        assert placed == {("head", "eth0"), ("worker", "eth0")}
 
 
 def test_one_two_and_four_workers_come_to_the_same_weights(evening: Evening) -> None:
@@ -181,15 +169,10 @@ def test_one_two_and_four_workers_come_to_the_same_weights(evening: Evening) -> 
         assert weights in evening.said(line)
 
 
-def test_a_job_is_listed_and_runs_are_compared(evening: Evening) -> None:
+def test_jobs_are_listed_runs_are_compared_and_the_model_answers(evening: Evening) -> None:
     assert "submission_id='one'" in evening.said("ray job list")
     assert all(name in evening.said("cifar-ray compare") for name in ("1x1", "2x1", "2x2"))
-
-
-def test_the_model_answers(evening: Evening) -> None:
-    classes = json.loads(evening.said("curl -sS --data-binary"))["classes"]
-    assert len(classes) == 3
-    assert {each["class"] for each in classes} < set("0123456789")
+    assert len(json.loads(evening.said("curl -sS --data-binary"))["classes"]) == 3
     assert "models:/digits/1" in evening.said("cifar-ray register")
 
 
@@ -202,37 +185,3 @@ def test_nothing_runs_any_more_on_either_host(evening: Evening) -> None:
     for answer in list(evening.answers.values())[-2:]:
         assert answer.output == "nothing"
     assert {host.name: host.processes() for host in evening.network.hosts} == {"head": [], "worker": []}
-
-
-def test_hosts_end_with_the_tests_however_these_end(tmp_path: Path) -> None:
-    if reason := hosts.lacking():
-        pytest.skip(reason)
-    code = """
-import sys, time
-from pathlib import Path
-from tests.support import hosts
-with hosts.network(Path(sys.argv[1]), ("head",), "192.168.1") as network:
-    # The job has begun when its shell has become it.
-    job = "sleep 1000 >/dev/null 2>&1 & until grep -q sleep /proc/$!/comm; do sleep 0.1; done"
-    hosts.Terminal(network.laptop).types(f"ssh -i ~/.ssh/cifar_ray trainer@192.168.1.11 '{job}'")
-    print(*(machine.pid for machine in (network.laptop, *network.hosts)), flush=True)
-    time.sleep(1000)
-"""
-    mounts = Path("/proc/self/mounts").read_text()
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    try:
-        assert process.stdout is not None
-        firsts = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
-        inside = [child for first in firsts for child in first.children(recursive=True)]
-        assert any("sleep" in child.name() for child in inside)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-    _, alive = psutil.wait_procs([*firsts, *inside], timeout=30)
-    assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
-    assert Path("/proc/self/mounts").read_text() == mounts

@@ -79,22 +79,3 @@ def test_an_error_is_told_as_it_is_and_tried_again_only_where_it_can_pass(person
     (again,) = (line for line in lines if "workers failed" in line)
     assert "workers failed (rank 0: OSError: [Errno 5] Input/output error (before the first step" in again
     assert re.search("2 finished, 5 failed|5 failed, 2 finished", done.stdout), done
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_a_run_that_fails_at_its_first_step_does_not_keep_its_name(person: Person) -> None:
-    words = ["train", *WORDS[3:-2], "--run-name", "mine"]
-    (person.home / "failing.py").write_text(NET)
-    assert person.runs(*words).returncode == 1
-    run_id = person.run_named("mine").info.run_id
-    assert person.mlflow.get_run(run_id).info.status == "FAILED"
-    assert person.refused("resume", "mine") == (
-        "the run failed before its first checkpoint, and left nothing: train it again"
-    )
-    (person.home / "failing.py").write_text(NET.replace("fail(self.kind)", "pass"))
-    person.succeeds(*words)
-    assert " (step 2)" in person.succeeds("evaluate", "mine").stdout
-    person.succeeds("delete", run_id, "--yes")
-    person.succeeds("delete", "mine", "--yes")
-    assert not list((person.home / ".cifar_ray" / "runs").iterdir())

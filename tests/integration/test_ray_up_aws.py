@@ -6,7 +6,6 @@ of the same names keep a folder per address, write down every command, and carry
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -15,8 +14,6 @@ import stat
 import subprocess
 import sys
 import sysconfig
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,8 +24,9 @@ import sqlalchemy
 import yaml
 
 from tests.support.ports import free_port
+from tests.support.stores import serving
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 ROOT = Path(__file__).parents[2]
 OPERATOR = "203.0.113.7/32"
@@ -176,27 +174,8 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
     }
-    server = subprocess.Popen(
-        [sys.executable, "-c", AWS, str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        answers(f"http://127.0.0.1:{port}/moto-api/", server)
+    with serving([sys.executable, "-c", AWS, str(port)], f"http://127.0.0.1:{port}/moto-api/"):
         yield Cloud(folder, environment, f"http://127.0.0.1:{port}")
-    finally:
-        server.kill()
-        server.wait()
-
-
-def answers(url: str, process: subprocess.Popen[Any]) -> None:
-    end = time.monotonic() + 180
-    while time.monotonic() < end:
-        assert process.poll() is None, process.returncode
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"nothing answers at {url}")
 
 
 @pytest.fixture(scope="module")
@@ -258,11 +237,6 @@ def test_the_stack_lets_in_ssh_from_the_operator_and_its_own_members(cloud: Clou
     assert [pair["GroupId"] for pair in database["UserIdGroupPairs"]] == [outputs["SecurityGroup"]]
 
 
-def rents(statement: dict[str, Any]) -> bool:
-    """Whether a statement lets machines be rented, and not only what belongs to one."""
-    return "ec2:RunInstances" in statement["Action"] and "Condition" in statement
-
-
 def test_the_stack_gives_few_rights(cloud: Cloud, outputs: dict[str, str]) -> None:
     iam = cloud.client("iam")
 
@@ -281,7 +255,11 @@ def test_the_stack_gives_few_rights(cloud: Cloud, outputs: dict[str, str]) -> No
     assert {action.split(":")[0] for action, _, _ in allowed} == {"s3"}
     # With a condition on the prefix, S3 answers the question for a file that is not there with 403 in place of 404.
     assert [each for each in allowed if each[0] == "s3:ListBucket"] == [("s3:ListBucket", bucket, None)]
-    types = [s["Condition"]["StringEquals"]["ec2:InstanceType"] for s in statements("cifar-ray-head") if rents(s)]
+    types = [
+        s["Condition"]["StringEquals"]["ec2:InstanceType"]
+        for s in statements("cifar-ray-head")
+        if "ec2:RunInstances" in s["Action"] and "Condition" in s
+    ]
     kinds = yaml.safe_load((ROOT / "cluster.yaml").read_text())["available_node_types"]
     assert types == list({kind["node_config"]["InstanceType"] for name, kind in kinds.items() if name != "head"})
     head = {action: s for s in statements("cifar-ray-head") for action in s["Action"] if not action.startswith("s3:")}
@@ -290,47 +268,38 @@ def test_the_stack_gives_few_rights(cloud: Cloud, outputs: dict[str, str]) -> No
     }
     assert head["iam:PassRole"]["Resource"].endswith(":role/cifar-ray-worker")
     assert head["ssm:GetParameter"]["Resource"].endswith(":parameter/cifar-ray/*")
-    assert set(head) == {
-        "ec2:DescribeInstances",
-        "ec2:DescribeInstanceTypes",
-        "ec2:DescribeImages",
-        "ec2:RunInstances",
-        "ec2:CreateTags",
-        "ec2:TerminateInstances",
-        "iam:PassRole",
-        "ssm:GetParameter",
-    }
+    allowed = "DescribeInstances DescribeInstanceTypes DescribeImages RunInstances CreateTags TerminateInstances"
+    assert set(head) == {*(f"ec2:{each}" for each in allowed.split()), "iam:PassRole", "ssm:GetParameter"}
 
 
 def test_the_machines_are_what_the_file_says(
     cloud: Cloud, outputs: dict[str, str], up: dict[str, dict[str, Any]]
 ) -> None:
-    types = {name: machine["InstanceType"] for name, machine in up.items()}
-    assert types == {"head": "m7i.xlarge", "gpu_spot": "g6.xlarge", "gpu_on_demand": "g6.xlarge"}
-    assert {name: machine.get("InstanceLifecycle") for name, machine in up.items()} == {
-        "head": None,
-        "gpu_spot": "spot",
-        "gpu_on_demand": None,
+    kinds = {
+        "head": ("m7i.xlarge", None, 40),
+        "gpu_spot": ("g6.xlarge", "spot", 100),
+        "gpu_on_demand": ("g6.xlarge", None, 100),
     }
-    sizes = {"head": 40, "gpu_spot": 100, "gpu_on_demand": 100}
+    assert set(up) == set(kinds)
     for name, machine in up.items():
-        role = "head" if name == "head" else "worker"
+        role, found = "head" if name == "head" else "worker", tags(machine)
         assert machine["IamInstanceProfile"]["Arn"].endswith(f":instance-profile/cifar-ray-{role}")
-        assert machine["MetadataOptions"]["HttpTokens"] == "required"
-        assert machine["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
+        metadata = machine["MetadataOptions"]
+        assert (metadata["HttpTokens"], metadata["HttpPutResponseHopLimit"]) == ("required", 1)
         assert [group["GroupId"] for group in machine["SecurityGroups"]] == [outputs["SecurityGroup"]]
         assert machine["SubnetId"] == outputs["Subnet"]
-        assert tags(machine)["ray-cluster-name"] == "cifar-ray"
-        assert tags(machine)["ray-node-type"] == role
+        assert (found["ray-cluster-name"], found["ray-node-type"]) == ("cifar-ray", role)
         (disk,) = [mapping["Ebs"] for mapping in machine["BlockDeviceMappings"]]
         (volume,) = cloud.client("ec2").describe_volumes(VolumeIds=[disk["VolumeId"]])["Volumes"]
-        assert (volume["Encrypted"], volume["Size"], volume["VolumeType"]) == (True, sizes[name], "gp3")
-        assert disk["DeleteOnTermination"] is True
+        assert (machine["InstanceType"], machine.get("InstanceLifecycle"), volume["Size"]) == kinds[name]
+        assert (volume["Encrypted"], volume["VolumeType"], disk["DeleteOnTermination"]) == (True, "gp3", True)
     assert tags(up["head"])["ray-node-status"] == tags(up["gpu_spot"])["ray-node-status"] == "up-to-date"
 
 
 @pytest.mark.parametrize("name", ["head", "gpu_spot"])
-def test_the_commands_come_in_their_order(cloud: Cloud, up: dict[str, dict[str, Any]], name: str) -> None:
+def test_a_node_gets_its_commands_in_their_order_the_token_for_itself_alone_and_the_package(
+    cloud: Cloud, up: dict[str, dict[str, Any]], name: str
+) -> None:
     config = yaml.safe_load(cloud.file.read_text())
     address = up[name]["PublicIpAddress" if name == "head" else "PrivateIpAddress"]
     sent = [command for host, command in cloud.log() if host == address]
@@ -353,35 +322,13 @@ def test_the_commands_come_in_their_order(cloud: Cloud, up: dict[str, dict[str, 
     (start,) = [command for command in sent if "ray start" in command]
     assert "RAY_AUTH_MODE=token " in start
     assert '{"CPU":0}' in start.replace("\\", "") if name == "head" else "RAY_HEAD_IP=10.1.2.3" in start
-
-
-@pytest.mark.parametrize("name", ["head", "gpu_spot"])
-def test_a_node_gets_the_token_for_itself_alone_and_the_package(
-    cloud: Cloud, up: dict[str, dict[str, Any]], name: str
-) -> None:
-    home = cloud.nodes / up[name]["PublicIpAddress" if name == "head" else "PrivateIpAddress"]
+    home = cloud.nodes / address
     token = home / ".ray" / "auth_token"
     assert token.read_text() == "0" * 64
     assert [stat.S_IMODE(path.stat().st_mode) for path in (token, token.parent)] == [0o600, 0o700]
     copied = {str(path.relative_to(home / "cifar_ray")) for path in (home / "cifar_ray").rglob("*")}
     assert {"pyproject.toml", "constraints.txt", "cifar_ray/cli/main.py", "examples/nodes/profile.sh"} <= copied
     assert not [path for path in copied if re.search(r"\.git\b|venv|__pycache__|\.pem|\.env", path)]
-
-
-def test_spot_machines_are_given_up_without_stopping_ray(cloud: Cloud, up: dict[str, dict[str, Any]]) -> None:
-    """As the file's comment says it: the head gets the new limits, and Ray goes on."""
-    home = cloud.nodes / up["head"]["PublicIpAddress"]
-    before = len(cloud.log())
-    whole = cloud.file.read_text()
-    spot = whole.index("  gpu_spot:")
-    cloud.file.write_text(whole[:spot] + whole[spot:].replace("max_workers: 2", "max_workers: 0", 1))
-    cloud.ray("up", "--no-restart", "-y", "--no-config-cache", str(cloud.file))
-    kinds = yaml.safe_load((home / "ray_bootstrap_config.yaml").read_text())["available_node_types"]
-    assert (kinds["gpu_spot"]["max_workers"], kinds["gpu_on_demand"]["max_workers"]) == (0, 2)
-    said = [command for _, command in cloud.log()[before:]]
-    assert said
-    assert not [command for command in said if "ray start" in command or "ray stop" in command]
-    assert set(cloud.instances("pending", "running")) == {"head", "gpu_spot", "gpu_on_demand"}
 
 
 def test_mlflow_gets_its_database_from_the_parameter_store(cloud: Cloud, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,11 +16,8 @@ from mlflow.entities import Metric, Param, RunTag
 
 import cifar_ray
 from cifar_ray.cli import main
-from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import cells as cells_of
-from cifar_ray.orchestration.sweep.plan import PlannedCell
-from cifar_ray.reporting import data, draw, exported, report
+from cifar_ray.reporting import data, draw, exported
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.tracking import reading, store
 from cifar_ray.tracking.study import Run
@@ -136,28 +132,10 @@ def test_no_sweep_is_made_up(uri: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_exported_file_makes_the_same_report(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = tmp_path / "kept.json"
-    kept.write_text("an earlier one")
-    words = ["export", "scaling", "--out", str(kept), "--tracking-uri", uri]
-    assert main.main(words) == 2
-    assert capsys.readouterr().err == f"error: --out must be a new file, and {kept} is there; --overwrite replaces it\n"
-    assert main.main([*words, "--overwrite"]) == 0
-    assert capsys.readouterr().out == f"{kept}: 5 runs; `cifar-ray report {kept}` reads it\n"
-    told = []
-    for words in (["scaling", "--tracking-uri", uri], [str(kept)]):
-        out = tmp_path / str(len(told))
-        assert main.main(["report", *words, "--out", str(out)]) == 0
-        page = [line for line in (out / "report.md").read_text().splitlines() if not line.startswith("Written ")]
-        told.append([page, *((out / name).read_text() for name in ("runs.csv", "figures.csv"))])
-    assert told[0] == told[1]
-
-
 def test_the_same_from_python(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = cifar_ray.report("scaling", out=str(tmp_path / "out"), tracking_uri=uri)
     assert made.files[0] == tmp_path / "out" / "report.html"
     assert all(file.exists() for file in made.files)
-    assert repr(made) == "<report scaling: 5 runs>"
     capsys.readouterr()
     assert main.main(["report", "scaling", "--json", "--tracking-uri", uri]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -165,12 +143,11 @@ def test_the_same_from_python(uri: str, tmp_path: Path, capsys: pytest.CaptureFi
         assert told[name] == data.records(made.data[name])
         filled = [{key: value for key, value in row.items() if value != ""} for row in told[name]]
         assert filled == data.records(pd.read_csv(tmp_path / "out" / f"{name}.csv"))
-    assert main.main(["compare", "bs16 1x1 seed0", "bs16 2x2 seed0", "--tracking-uri", uri]) == 0
-    compared = cifar_ray.compare("bs16 1x1 seed0", "bs16 2x2 seed0", tracking_uri=uri)
+    two = ["bs16 1x1 seed0", "bs16 2x2 seed0"]
+    compared = cifar_ray.compare(*two, tracking_uri=uri)
+    assert main.main(["compare", *two, "--tracking-uri", uri]) == 0
     assert capsys.readouterr().out == f"{compared}\n"
     assert list(compared.data["side_by_side"].loc["topology"]) == ["1x1", "2x2"]
-    assert main.main(["compare", "bs16 1x1 seed0", "bs16 2x2 seed0", "--json", "--tracking-uri", uri]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"] == data.records(compared.data["runs"])
     with pytest.raises(ConfigError) as caught:
         cifar_ray.report("none", tracking_uri=uri)
     assert main.main(["report", "none", "--tracking-uri", uri]) == 2
@@ -205,13 +182,10 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
     words += ["--baseline", "rangoju_katneni_2025", "--price", "0.53", "--title", "Two nodes"]
     assert main.main(words) == 0
     shown = capsys.readouterr().out
-    assert "resnet: Shortest training (n = 1): 2x2 (100.00 s), 4.00 times as fast as 1x1 (400.00 s)." in shown
-    assert "caution: Not everything is done: 2 of 4 runs are finished." in shown
-    assert "caution: 2 of 5 runs did not finish: bs16 1x2 seed0 FAILED: out of memory; " in shown
-    written = [file for file in out.rglob("*") if file.is_file()]
-    assert shown.splitlines()[-2:] == [str(out / "report.html"), f"{len(written)} files in {out}"]
-    assert list((out / "charts").glob("*.png"))
-    assert list((out / "charts").glob("*.svg"))
+    assert "2x2 (100.00 s), 4.00 times as fast as 1x1 (400.00 s)" in shown
+    assert "2 of 4 runs are finished" in shown
+    assert "bs16 1x2 seed0 FAILED: out of memory" in shown
+    assert {file.suffix for file in (out / "charts").iterdir()} == {".png", ".svg"}
     assert list(out.rglob(".*")) == []
     figures = pd.read_csv(out / "figures.csv")
     training = figures[figures.figure == "training_s"].set_index("topology")
@@ -228,11 +202,9 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
     kept = [file.path for file in client.list_artifacts(reading.sweeps_or_runs(uri, ["scaling"])[0].run_id, "report")]
     assert kept == ["report/figures.csv", "report/report.html", "report/runs.csv"]
     own = client.get_run(reading.sweeps_or_runs(uri, ["scaling"])[0].run_id)
-    link = f"#/experiments/{own.info.experiment_id}/runs/{own.info.run_id}/artifacts/report/report.html?workflowType=machine_learning"
     said = own.data.tags[store.NOTE_TAG]
-    assert said.startswith(f"[The report]({link}), with charts and tables\n\n## ")
-    assert said.endswith("\n\n- - -\n\n")
-    assert said[said.index("## ") : -len("\n\n- - -\n\n")] in page
+    assert f"/runs/{own.info.run_id}/artifacts/report/report.html" in said
+    assert said[said.index("## ") :].removesuffix("\n\n- - -\n\n") in page
 
 
 def test_a_report_of_a_sweep_that_takes_no_artifacts_is_written_all_the_same(
@@ -248,103 +220,58 @@ def test_a_report_of_a_sweep_that_takes_no_artifacts_is_written_all_the_same(
     assert (tmp_path / "out" / "report.html").exists()
 
 
-def test_a_report_replaces_an_earlier_one_and_nothing_else(uri: str, tmp_path: Path) -> None:
-    words = ["report", "scaling", "--out", str(tmp_path), "--tracking-uri", uri]
-    assert main.main([*words, "--title", "First"]) == 0
-    own = [tmp_path / "charts" / "own.png", tmp_path / "own.csv"]
-    for file in own:
-        file.write_text("mine")
-    assert main.main([*words, "--title", "Second"]) == 0
-    assert (tmp_path / "report.md").read_text().startswith("# Second")
-    assert all(file.read_text() == "mine" for file in own)
-
-
-@pytest.mark.parametrize("name", ["runs.csv", "charts/accuracy.svg"])
-def test_a_report_replaces_no_file_where_there_is_no_report(
-    name: str, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_report_replaces_an_earlier_report_and_no_file_where_there_is_none(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = tmp_path / name
-    own.parent.mkdir(exist_ok=True)
-    own.write_text("mine")
-    words = ["report", "scaling", "--out", str(tmp_path), "--tracking-uri", uri]
-    assert main.main(words) == 2
-    taken = name.partition("/")[0]
-    said = f"error: --out must be a folder without {taken}, or with a report; --overwrite replaces it\n"
-    assert capsys.readouterr().err.endswith(said)
-    assert own.read_text() == "mine"
+    words = ["report", "scaling", "--out", str(tmp_path), "--tracking-uri", uri, "--style", "paper"]
+    (tmp_path / "charts").mkdir()
+    for name, taken in (("charts/accuracy.svg", "charts"), ("runs.csv", "runs.csv")):
+        (tmp_path / name).write_text("mine")
+        assert main.main(words) == 2
+        assert f"without {taken}, or with a report" in capsys.readouterr().err
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
+        (tmp_path / "charts").rmdir() if taken == "charts" else (tmp_path / name).write_text("mine")
     assert main.main([*words, "--overwrite"]) == 0
-    assert own.read_text() != "mine"
-
-
-def test_a_report_that_ends_early_leaves_the_earlier_one_whole(
-    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path)]
-    assert main.main([*words, "--style", "paper"]) == 0
+    assert (tmp_path / "runs.csv").read_text() != "mine"
+    (tmp_path / "own.csv").write_text("mine")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    drawn = itertools.count()
-    save = draw.save
+    drawn, save = itertools.count(), draw.save
 
     def stop(chart: Chart, folder: Path, pdf: bool) -> None:
         if next(drawn):
             raise OSError(28, "No space left on device")
         save(chart, folder, pdf)
 
-    monkeypatch.setattr(draw, "save", stop)
-    assert main.main([*words, "--title", "Another"]) == 2
+    with monkeypatch.context() as full:  # a report that ends early leaves the earlier one whole
+        full.setattr(draw, "save", stop)
+        assert main.main([*words, "--title", "Another"]) == 2
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["charts"]
-
-
-@pytest.mark.parametrize(("blocked", "is_folder"), [("tables", False), ("charts", False), ("report.html", True)])
-def test_what_stands_in_the_way_of_a_report_is_named_before_a_chart_is_drawn(
-    blocked: str, is_folder: bool, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / blocked
-    path.mkdir(parents=True) if is_folder else path.touch()
-    assert main.main(["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path), "--latex"]) == 2
-    said = f"error: --out must be a folder without {blocked}, or with a report; --overwrite replaces it\n"
-    assert capsys.readouterr().err == said
-
-
-@pytest.mark.parametrize("out", ["", "s3://bucket/x", "http://host/x", "file:///tmp/x"])
-def test_a_report_goes_to_a_folder_here(
-    out: str, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    sentence = f"out must be a folder here, on this machine or mounted, got {out!r}"
-    assert main.main(["report", "scaling", "--tracking-uri", uri, "--out", out]) == 2
-    assert capsys.readouterr().err == f"error: --{sentence}\n"
-    with pytest.raises(ConfigError, match=re.escape(sentence)):
-        cifar_ray.report("scaling", out=out, tracking_uri=uri)
-    assert not list(tmp_path.iterdir())
+    assert main.main(["report", "nothing", *words[2:], "--title", "Second"]) == 0
+    assert (tmp_path / "report.md").read_text().startswith("# Second")
+    assert (tmp_path / "own.csv").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     ("function", "names", "options", "complaint"),
     [
-        (cifar_ray.report, (), {}, "sweeps must be given"),
-        (cifar_ray.compare, (), {}, "runs must be given"),
-        (cifar_ray.report, (["s"],), {}, "sweeps must be text, got ['s']"),
-        (cifar_ray.compare, (["s"],), {}, "runs must be text, got ['s']"),
-        (cifar_ray.report, ("s",), {"style": "papr", "out": "x"}, "style must be screen or paper, got 'papr'"),
-        (cifar_ray.report, ("s",), {"target": 0.5}, "target must be a list, got 0.5"),
-        (cifar_ray.compare, ("s",), {"target": ["x"]}, "target must be a finite number, got 'x'"),
-        (cifar_ray.report, ("s",), {"hold": "lr"}, "hold must be batch or global_batch, got 'lr'"),
+        (cifar_ray.report, (), {}, "sweeps must "),
+        (cifar_ray.compare, (["s"],), {}, "runs must "),
+        (cifar_ray.report, ("s",), {"style": "papr", "out": "x"}, "style must "),
+        (cifar_ray.compare, ("s",), {"target": ["x"]}, "target must "),
     ],
 )
 def test_a_mistake_from_python_is_one_sentence(
     function: Callable[..., object], names: tuple[object, ...], options: dict[str, object], complaint: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"^{complaint}"):
         function(*names, **options)
-    assert str(caught.value) == complaint
 
 
-def test_impossible_cells_are_read_all_the_same(tmp_path: Path) -> None:
+def test_cells_that_cannot_be_or_whose_list_is_lost_are_read_all_the_same(tmp_path: Path) -> None:
     client = mlflow_store.new_store(tmp_path)
-    address = client.tracking_uri
-    experiment = store.experiment_id(client, "reports")
+    address, experiment = client.tracking_uri, store.experiment_id(client, "reports")
     odd = without_run("SKIPPED", "topology must be NODESxWORKERS", "1x1", 16)
     odd = replace(odd, name="odd", params={**odd.params, "topology": "2y2"})
     sweep(client, experiment, "odd", [odd, trial("1x1", 32), without_run("PENDING", "", "1x2", 16)], "FINISHED")
@@ -352,49 +279,11 @@ def test_impossible_cells_are_read_all_the_same(tmp_path: Path) -> None:
     assert (skipped.status, skipped.topology, skipped.world_size, skipped.batch_size) == ("SKIPPED", "2y2", 1, 16)
     assert lost.status == "PENDING"
     assert main.main(["report", "odd", "--out", str(tmp_path / "out"), "--tracking-uri", address]) == 0
-
-
-def test_a_cell_with_a_reason_but_no_run_has_failed_for_it(tmp_path: Path) -> None:
-    client = mlflow_store.new_store(tmp_path)
-    address = client.tracking_uri
-    experiment = store.experiment_id(client, "reports")
-    lost = [without_run("PENDING", "Ray Tune has ended without it", "1x1", 16), without_run("PENDING", "", "1x2", 16)]
-    sweep(client, experiment, "lost", lost, "FAILED")
-    assert [(one.status, one.reason) for one in reading.sweeps_or_runs(address, ["lost"])[0].trials] == [
-        ("FAILED", "Ray Tune has ended without it"),
-        ("PENDING", ""),
-    ]
-
-
-def test_a_sweep_whose_cells_cannot_be_read_says_so(tmp_path: Path) -> None:
-    client = mlflow_store.new_store(tmp_path)
-    address = client.tracking_uri
-    experiment = store.experiment_id(client, "reports")
     tags = {"cifar_ray.kind": "sweep", "cifar_ray.sweep": "bare"}
-    parent = client.create_run(experiment, tags=tags, run_name="bare").info.run_id
-    child(client, experiment, parent, trial())
+    child(client, experiment, client.create_run(experiment, tags=tags, run_name="bare").info.run_id, trial())
     study = reading.sweeps_or_runs(address, ["bare"])[0]
     assert [(one.name, one.reason) for one in study.trials] == [("bs16 1x1 seed0", "")]
-    assert study.cautions[0].startswith("The sweep's list of its runs, cells.json, could not be read")
-
-
-def test_what_is_known_of_a_cell_that_cannot_be() -> None:
-    grid = {"global_batch_size": [32], "topology": ["1x2"], "accumulate": [2]}
-    held = sweeps.from_mapping({"name": "s", "grid": grid, "train": {"momentum": None}})
-    (cell,) = cells_of(held, held.combinations)
-    hopeless = PlannedCell(0, cell)
-    hopeless.skip("x")
-    known = hopeless.described(held)["params"]
-    assert (known["global_batch_size"], known["batch_size"], known["topology"]) == ("32", "8", "1x2")
-    assert "None" not in known.values()
-    of_all = sweeps.from_mapping(
-        {"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x2"]}, "train": {"batch_size": 16}}
-    )
-    (cell,) = cells_of(of_all, of_all.combinations)
-    hopeless = PlannedCell(0, cell)
-    hopeless.skip("x")
-    known = hopeless.described(of_all)["params"]
-    assert (known["global_batch_size"], known["batch_size"]) == ("64", "32")
+    assert "cells.json, could not be read" in study.cautions[0]
 
 
 def test_runs_of_one_global_batch_are_compared_by_it(tmp_path: Path) -> None:
@@ -418,11 +307,11 @@ def test_a_sweep_without_a_finished_run_has_a_report(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--target", "1"], "--target must be a test accuracy above 0 and below 1, such as 0.6, got 1"),
-        (["--target", "60"], "--target must be a test accuracy above 0 and below 1, such as 0.6, got 60"),
-        (["--baseline", "x"], "--baseline must be rangoju_katneni_2025"),
-        (["--price", "x"], "--price must be a finite number, got 'x'"),
-        (["--out", "/dev/null/x"], "--out must be a folder that can be written to, and /dev/null/x is not"),
+        (["--target", "60"], "--target must "),
+        (["--baseline", "x"], "--baseline must "),
+        (["--out", "/dev/null/x"], "--out must "),
+        (["--out", ""], "--out must "),
+        (["--out", "s3://bucket/x"], "--out must "),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -443,20 +332,6 @@ def test_a_report_for_a_latex_document(uri: str, tmp_path: Path) -> None:
         cifar_ray.report("scaling", latex=True, tracking_uri=uri)
 
 
-def test_a_report_without_figures_has_nothing_for_a_document(uri: str, tmp_path: Path) -> None:
-    words = ["report", "nothing", "--tracking-uri", uri, "--out", str(tmp_path)]
-    assert main.main([*words, "--style", "paper", "--latex"]) == 0
-    assert not (tmp_path / "tables").exists()
-
-
-def test_no_such_sweep_is_status_2_and_leaves_nothing(
-    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(["report", "none", "--out", str(tmp_path / "out"), "--tracking-uri", uri]) == 2
-    assert "there is no run or sweep 'none'" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_run_has_a_report_too(uri: str, tmp_path: Path) -> None:
     run = reading.sweeps_or_runs(uri, ["scaling"])[0].trials[0]
     assert main.main(["report", run.name, "--tracking-uri", uri, "--out", str(tmp_path)]) == 0
@@ -467,91 +342,6 @@ def test_a_run_has_a_report_too(uri: str, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     assert main.main(["export", run.run_id, "--tracking-uri", uri, "--out", str(file)]) == 0
     assert [one.run_id for one in exported.read(file).trials] == [run.run_id]
-
-
-def test_runs_are_compared_by_name_or_id(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    name, run_id = "bs16 1x1 seed0", reading.sweeps_or_runs(uri, ["scaling"])[0].trials[2].run_id
-    assert main.main(["compare", name, run_id, name, "--tracking-uri", uri, "--target", "0.65", "--price", "1.01"]) == 0
-    rows = _rows(capsys.readouterr().out)
-    assert rows["topology"] == ["1x1", "2x2"]
-    assert rows["Training (s)"] == ["400.00", "100.00"]
-    assert len(rows["Cost (USD)"]) == 2
-    assert main.main(["compare", name, run_id, "--tracking-uri", uri, "--target", "0.65", "--full"]) == 0
-    shown = capsys.readouterr().out
-    assert "To 65 % test accuracy" in shown.splitlines()
-    assert shown.count(run_id) == 1
-
-
-def test_a_report_may_be_json(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["report", "scaling", "--tracking-uri", uri, "--json"]
-    assert main.main(words) == 0
-    whole = json.loads(capsys.readouterr().out)
-    assert (whole["study"], whole["status"], len(whole["runs"])) == ("scaling", "RUNNING", 5)
-    assert whole["findings"][0]["highlights"][0] == {
-        **{"title": "Shortest training (n = 1)", "figure": "100.00 s", "configuration": "2x2"}
-    }
-    assert {row["mean"] for row in whole["figures"] if row["figure"] == "training_s"} == {400.0, 100.0}
-    assert main.main([*words, "--out", str(tmp_path / "out")]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"] == whole["runs"]
-    assert (tmp_path / "out" / "report.html").exists()
-
-
-def test_compare_shows_the_figures_of_mlflows_compare_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """That page shows the latest value of every metric, which is the one of the highest step, whenever it came."""
-    client = mlflow_store.new_store(tmp_path)
-    address = client.tracking_uri
-    experiment = store.experiment_id(client, "reports")
-    cells = []
-    for number, cell in enumerate((trial("1x1", 16), trial("1x2", 16))):
-        values = {name: (place + number / 3) / 20 for place, name in enumerate(sorted(cell.metrics), 1)}
-        values |= {"peak_memory_mib": 600.0 + number, "time/other_s": 2.0 + number, "time/wall_s": 70.0 + number}
-        cells.append(replace(cell, metrics=values, history={}))
-    sweep(client, experiment, "s", cells, "FINISHED")
-    runs = [reading.find_run(client, cell.name) for cell in cells]
-    for run in runs:
-        for name in cells[0].metrics:
-            client.log_metric(run.run_id, name, 0.987, timestamp=10_000, step=8)  # late, and of an earlier step
-    assert main.main(["compare", *(cell.name for cell in cells), "--tracking-uri", address, "--full"]) == 0
-    shown = _tables(capsys.readouterr().out)
-
-    # Title of a table and place of a column -> the metric, and how it is shown.
-    figures: dict[tuple[str, int], tuple[str, float, str]] = {
-        ("Time, speed and accuracy", 1): ("time/training_s", 1, "{:,.2f}"),
-        ("Time, speed and accuracy", 2): ("images_per_s", 1, "{:,.1f}"),
-        ("Time, speed and accuracy", 5): ("test/accuracy", 100, "{:,.2f}"),
-        ("Time, speed and accuracy", 6): ("test/f1", 100, "{:,.2f}"),
-        ("Time, speed and accuracy", 7): ("peak_memory_mib", 1, "{:,.0f}"),
-        ("Where the time went", 7): ("time/epoch_mean_s", 1, "{:,.3f}"),
-        ("Where a step's time goes", 0): ("time/iteration_mean_s", 1000, "{:,.0f}"),
-    }
-    together = "Test metrics"
-    for place, name in enumerate(("precision", "recall", "f1", "specificity")):
-        figures[together, place] = (f"test/{name}", 100, "{:,.2f}")
-    for place, name in enumerate(("startup", "data", "training", "evaluation", "checkpoint", "other", "wall")):
-        figures["Where the time went", place] = (f"time/{name}_s", 1, "{:,.2f}")
-    for row, run in zip(("1x1", "1x2"), runs):
-        of_mlflow = client.get_run(run.run_id).data.metrics
-        assert 0.987 not in of_mlflow.values()
-        for (title, column), (name, scale, form) in figures.items():
-            assert shown[title][row][column] == form.format(scale * of_mlflow[name]), (title, name)
-
-
-def _rows(text: str) -> dict[str, list[str]]:
-    """The one table of a comparison: the entries of each row by its name."""
-    lines = text.splitlines()
-    split = (re.split(r"\s{2,}", line) for line in lines[lines.index("Side by side") + 3 :])
-    return {label: entries for label, *entries in split}
-
-
-def _tables(text: str) -> dict[str, dict[str, list[str]]]:
-    """A terminal's tables by their titles: the entries of each row by its name, without the mark of the best."""
-    lines, found = text.splitlines(), {}
-    for number, line in enumerate(lines):
-        if set(line) == {"-", " "}:
-            rows = itertools.takewhile(str.strip, lines[number + 1 :])
-            split = (re.split(r"\s{2,}", row.strip()) for row in rows)
-            found[lines[number - 2]] = {label: [entry.rstrip("*") for entry in entries] for label, *entries in split}
-    return found
 
 
 @pytest.mark.parametrize(
@@ -569,9 +359,25 @@ def test_what_cannot_be_compared_is_refused(
     assert capsys.readouterr().err.startswith(f"error: {complaint}")
 
 
-def test_a_folder_is_tried_before_anything_is_computed(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match="must be a folder that can be written to"):
-        report.prepare(tmp_path / "file")
-    report.prepare(tmp_path / "good")
-    assert list((tmp_path / "good").iterdir()) == []
+def test_figures_are_those_of_mlflow_whatever_came_late(tmp_path: Path) -> None:
+    """The latest value of a metric is the one of the highest step, whenever it came."""
+    client = mlflow_store.new_store(tmp_path)
+    cell = replace(trial("1x1", 16), history={})
+    sweep(client, store.experiment_id(client, "reports"), "s", [cell], "FINISHED")
+    run_id = reading.find_run(client, cell.name).run_id
+    for name in cell.metrics:
+        client.log_metric(run_id, name, 0.987, timestamp=10_000, step=8)  # late, and of an earlier step
+    (read,) = reading.sweeps_or_runs(client.tracking_uri, ["s"])[0].trials
+    assert cell.metrics.items() <= read.metrics.items()
+    assert read.metrics.items() <= client.get_run(run_id).data.metrics.items()
+
+
+def test_runs_are_compared_by_name_or_id(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, run_id = "bs16 1x1 seed0", reading.sweeps_or_runs(uri, ["scaling"])[0].trials[2].run_id
+    compared = cifar_ray.compare(name, run_id, name, target=[0.65], price=1.01, tracking_uri=uri)
+    rows = compared.data["side_by_side"]
+    assert list(rows.loc["Training (s)"]) == ["400.00", "100.00"]
+    assert main.main(["compare", name, run_id, "--tracking-uri", uri, "--target", "0.65", "--full"]) == 0
+    shown = capsys.readouterr().out
+    assert "To 65 % test accuracy" in shown
+    assert shown.count(run_id) == 1

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import time
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,22 +10,14 @@ import pytest
 import torch
 
 from cifar_ray import storage, tasks
-from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset
-from cifar_ray.display.run import Console
-from cifar_ray.orchestration.run.session import RunSession
-from cifar_ray.orchestration.sweep import plan
-from cifar_ray.runs import checkpoints, removal
+from cifar_ray.runs import checkpoints
 from cifar_ray.runs.folder import CHECKPOINTS, RunFolder
 from cifar_ray.storage import Folder, Lock, StorageError
 from cifar_ray.storage import folder as folders
-from cifar_ray.tracking import store
-from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint
-from cifar_ray.training.checkpoint import STATE, WEIGHTS, Snapshot
-from cifar_ray.training.observer import MANIFEST, Started
+from cifar_ray.training.checkpoint import WEIGHTS, Snapshot
 from tests.support import stores
 from tests.support.helpers import decided_of
 
@@ -91,22 +79,6 @@ def test_files_are_written_read_listed_and_removed(folder: Folder, tmp_path: Pat
     assert not folder.exists()
 
 
-def test_weights_to_start_from_are_kept_beside_the_checkpoints(folder: Folder) -> None:
-    with pytest.raises(FileNotFoundError):
-        checkpoints.initial(folder.below("run"), "ab")
-    checkpoints.keep_initial(folder, "ab", b"weights" * 1000)
-    assert checkpoints.initial(folder, "ab") == b"weights" * 1000
-    assert checkpoints.initial(folder.below("run"), "ab") == b"weights" * 1000  # those of a sweep
-
-
-def test_a_bucket_that_is_not_there_is_said_in_a_few_words(folder: Folder) -> None:
-    other = replace(folder, path="no-such-bucket/runs")
-    with pytest.raises(OSError, match=r".") as caught:
-        other.write("x", "y")
-    assert len(storage.reason(caught.value)) <= 200
-    assert "NO_SUCH_BUCKET" in storage.reason(caught.value) or "404" in storage.reason(caught.value)
-
-
 def test_checkpoints_come_back_as_they_were_and_are_removed_there_too(
     folder: Folder, snapshot: Snapshot, tmp_path: Path
 ) -> None:
@@ -159,21 +131,6 @@ def test_what_is_damaged_or_half_written_is_passed_over(folder: Folder, snapshot
         assert store.names() == ["step-00000020", "step-00000040"]
 
 
-def test_one_that_learned_otherwise_is_passed_over(folder: Folder, snapshot: Snapshot) -> None:
-    with checkpoints.writing(folder) as writer:
-        for step, lr in ((10, snapshot.config.lr), (20, 0.7)):
-            config = replace(snapshot.config, lr=lr)
-            writer.keep(checkpoint.save(replace(snapshot, step=step, config=config), writer.path).path)
-    with checkpoints.writing(folder) as writer:
-        found = checkpoint.latest(writer.path, snapshot.config)
-        assert found is not None
-        assert found[1].step == 10
-    with checkpoints.reading(folder) as here:  # the newest as it is
-        found = checkpoint.latest(here)
-        assert found is not None
-        assert found[1].step == 20
-
-
 def test_a_driver_that_was_taken_over_removes_nothing_newer(folder: Folder, snapshot: Snapshot) -> None:
     store = folder.below(CHECKPOINTS)
     with checkpoints.writing(folder) as stale:
@@ -195,19 +152,6 @@ def test_a_checkpoint_that_cannot_be_kept_is_an_error_that_names_it(
         writer.keep(saved.path)
 
 
-def test_none_usable_is_said_with_the_stores_address(folder: Folder, snapshot: Snapshot, tmp_path: Path) -> None:
-    with checkpoints.writing(folder) as writer:
-        writer.keep(checkpoint.save(snapshot, writer.path).path)
-    store = folder.below(CHECKPOINTS)
-    store.below("step-00000010").delete(STATE)
-    with pytest.raises(checkpoint.CheckpointError) as caught, checkpoints.reading(folder) as here:
-        checkpoint.latest(here)
-    assert str(caught.value).startswith(f"no usable checkpoint in {store.address}: checkpoint file {store.address}/")
-    store.below("step-00000010").delete(MANIFEST)
-    with checkpoints.reading(folder) as here:
-        assert checkpoint.latest(here) is None
-
-
 TAKEN = ConfigError("", "taken")
 
 
@@ -216,27 +160,6 @@ def test_one_driver_of_a_machine_at_a_time(folder: Folder) -> None:
         Lock(folder, TAKEN)
     with Lock(folder, TAKEN):
         assert folder.names() == []
-
-
-def test_a_run_of_a_bucket_that_another_machine_may_train_is_not_deleted(
-    folder: Folder, small: TrainConfig, digits: Dataset, tmp_path: Path
-) -> None:
-    uri = f"sqlite:///{tmp_path}/m.db"
-    run, held = RunFolder.create(
-        replace(small, storage=folder.address, run_name="mine"),
-        decided_of(replace(small, storage=folder.address, run_name="mine")),
-    )
-    held.release()
-    named = {"name": run.name, "key": run.key, "folder": run.address}
-    record = RunRecord(store.connect(uri), small, decided_of(small), **named, dataset=digits, begun=0.0)
-    while not record.run_id:
-        time.sleep(0.05)
-    with contextlib.ExitStack() as stack, pytest.raises(ConfigError, match="'mine' is RUNNING"):
-        removal.prepare("mine", uri, stack, str)
-    assert record.end("KILLED")
-    with contextlib.ExitStack() as stack:
-        removal.prepare("mine", uri, stack, str).execute()
-    assert not run.folder.exists()
 
 
 def test_who_comes_second_to_a_name_leaves_the_first_ones_folder(
@@ -254,37 +177,6 @@ def test_who_comes_second_to_a_name_leaves_the_first_ones_folder(
         RunFolder.create(config, decided_of(config))
     assert first.folder.names() == ["config.yaml", "run.json"]
     assert RunFolder.at(first.address) == first
-
-
-def test_who_comes_second_to_a_sweeps_name_leaves_the_first_ones_folder(
-    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = store.connect(f"sqlite:///{tmp_path}/m.db")
-    train = {"dataset": "digits", "storage": folder.address}
-    config = sweeps.from_mapping({"name": "mine", "train": train, "grid": {"seed": [1]}})
-    first, held = plan.create(config, client)
-    monkeypatch.setattr(Folder, "exists", lambda _: False)  # as when both have looked before either has written
-    with pytest.raises(ConfigError, match="resume must be no sweep that another process works on, got 'mine'"):
-        plan.create(config, client)
-    held.release()
-    with pytest.raises(ConfigError, match="name must be new, and 'mine' is in "):
-        plan.create(config, client)
-    assert first.names() == ["sweep.yaml"]
-
-
-def test_a_run_goes_on_though_its_config_cannot_be_kept(
-    folder: Folder, small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(folders, "_PAUSES_S", (0.0,))
-    client = store.connect(f"sqlite:///{tmp_path}/m.db")
-    gone = RunFolder(replace(folder, path="no-such-bucket/runs"), "key")
-    named = {"name": "mine", "key": gone.key, "folder": gone.address}
-    record = RunRecord(client, small, decided_of(small), **named, dataset=digits, begun=0.0)
-    said = io.StringIO()
-    with redirect_stdout(said), Console() as console:
-        RunSession(small, decided_of(small), digits, gone, record, console).handle(Started(decided_of(small), 0, 10))
-    assert record.end("KILLED")
-    assert "training on" in said.getvalue()
 
 
 def test_an_address_has_no_secret_and_no_query() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cifar_ray.orchestration.cluster import local
 from tests.support.person import Person
 
 MEDDLER = """
@@ -74,10 +72,10 @@ print(json.dumps([name for name in {{*before, *now}} if now.get(name) != before.
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "work",
-    [pytest.param(FROM_PYTHON, marks=pytest.mark.slow), pytest.param(FROM_COMMAND, marks=pytest.mark.extended)],
-    ids=["python", "command"],
+    [pytest.param(FROM_PYTHON, id="python"), pytest.param(FROM_COMMAND, id="command")],
 )
 def test_a_module_that_sets_mlflow_warnings_and_the_folder_for_itself_does_not_change_the_run(
     person: Person, work: str
@@ -104,14 +102,6 @@ def named_like_libraries(folder: Path) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.slow
-def test_files_named_like_libraries_hide_nothing_from_the_workers_of_a_ray_started_here(person: Person) -> None:
-    named_like_libraries(person.home)
-    (person.home / "meddler.py").write_text(MEDDLER)
-    person.succeeds("train", *WORDS)
-
-
-@pytest.mark.slow
 def test_under_uv_run_workers_start_as_without_it(person: Person) -> None:
     """Ray's hook would send them the working folder, and start each by the uv of the command line, which is none here."""
     (person.home / "run").write_text('"$@"; exit $?\n')
@@ -120,8 +110,8 @@ def test_under_uv_run_workers_start_as_without_it(person: Person) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
+@pytest.mark.extended
 def test_nodes_start_below_a_long_folder_beside_a_head_that_is_there(person: Person) -> None:
     folder = person.home / (110 * "a") / "tmp"
     address = folder / "ray" / "ray_current_cluster"  # of the head
@@ -132,20 +122,6 @@ def test_nodes_start_below_a_long_folder_beside_a_head_that_is_there(person: Per
     words = ["--local-nodes", "2", "--topology", "2x1"]
     person.succeeds("train", *WORDS, *words, TMPDIR=str(folder))
     assert address.read_text() == "10.0.0.1:6379"
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("name", [11 * "t", "données"])
-def test_a_run_with_a_folder_for_temporary_files_that_is_just_short_enough_or_is_not_ascii(
-    person: Person, name: str
-) -> None:
-    folder = Path("/tmp", name)
-    assert len(str(folder)) == local._LONGEST_FOLDER or not name.isascii()
-    folder.mkdir(exist_ok=True)
-    try:
-        person.succeeds("train", *SHORT, TMPDIR=str(folder))
-    finally:
-        shutil.rmtree(folder)
 
 
 NO_HOME = """

@@ -19,6 +19,7 @@ from cifar_ray.training import hardware
 from tests.support.person import Person
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_sweep.yaml"
+pytestmark = pytest.mark.slow
 SMALL = ["--dataset", "digits", "--model", "simple_cnn", "--batch-size", "32"]
 
 
@@ -51,11 +52,7 @@ def runs(output: str, resident: Person) -> dict[str, Run]:
 def test_each_cell_is_one_child_of_the_sweep(runs: dict[str, Run], output: str, resident: Person) -> None:
     own = resident.run_named("mixed")
     assert own.info.status == "FINISHED"
-    said, _, rest = own.data.tags["mlflow.note.content"].partition("\n\n- - -\n\n")
-    assert rest.startswith("Sweep over lr, topology\n\n    cifar-ray sweep ")
-    assert said.startswith("`cifar-ray report mixed")
-    assert "\n\n## " in said
-    assert "\n\n## Before you rely on it\n\n- " in said
+    assert own.data.tags["mlflow.note.content"].startswith("`cifar-ray report mixed")
     assert {name: run.info.status for name, run in runs.items()} == {
         "lr0.05 bs32 1x1 seed0": "FINISHED",
         "lr0.05 bs32 1x2 seed0": "FINISHED",
@@ -70,31 +67,17 @@ def test_each_cell_is_one_child_of_the_sweep(runs: dict[str, Run], output: str, 
         else:
             assert "not a finite number" in run.data.tags["cifar_ray.failure"]
     assert re.search(r"^runs +2 finished, 2 skipped, 2 failed$", output, flags=re.MULTILINE)
-    means = re.search(
-        r"^resnet on digits\nConfiguration +n +Test accuracy \(%\) +Images/s\n.*?\nn = 1\.$", output, re.M | re.S
-    )
-    assert means
-    assert len(re.findall(r"^1x[12], lr=0.05 +1 +[\d.]+ +[\d,.]+$", means[0], re.M)) == 2
-
-
-def test_all_runs_of_a_model_train_in_one_precision_which_is_measured_once(output: str, runs: dict[str, Run]) -> None:
-    measured = r"^resnet trains in (fp32|bf16) \(16 images forward and backward: fp32 [\d.]+ ms, bf16 [\d.]+ ms\)$"
-    (chosen,) = re.findall(measured, output, flags=re.MULTILINE)
-    assert {run.data.params["precision"] for run in runs.values()} == {chosen}
-
-
-def test_a_cell_without_room_is_skipped_and_shown(output: str, resident: Person) -> None:
     assert "lr0.05 bs32 1x40 seed0: skipped, topology 1x40 needs 1 node with 40 CPUs each" in output
     cells = json.loads(resident.artifact("mixed", "cells.json").read_text())["cells"]
-    assert [cell["state"] for cell in cells] == ["RUN", "RUN", "SKIPPED"] * 2
-    assert cells[2]["params"]["topology"] == "1x40"
-
-
-def test_it_says_beforehand_what_it_will_do_and_how_long_it_takes(output: str) -> None:
-    assert "sweep mixed: 4 runs of 6, 1 at once; the batch per worker is held" in output
-    assert re.search(
-        r"^lr0.05 bs32 1x1 seed0: finished, .*\(1 of 4 runs, about \d+ (s|min)( \d+ s)? left\)$", output, flags=re.M
-    )
+    assert [(cell["state"], cell["params"]["topology"]) for cell in cells[:3]] == [
+        ("RUN", "1x1"),
+        ("RUN", "1x2"),
+        ("SKIPPED", "1x40"),
+    ]
+    (chosen,) = re.findall(r"^resnet trains in (fp32|bf16) \(16 images ", output, flags=re.MULTILINE)
+    assert {run.data.params["precision"] for run in runs.values()} == {chosen}
+    (accuracy,) = re.findall(r"test accuracy +([\d.]+)%", resident.succeeds("evaluate", "lr0.05 bs32 1x2 seed0").stdout)
+    assert float(accuracy) == pytest.approx(100 * runs["lr0.05 bs32 1x2 seed0"].data.metrics["test/accuracy"], abs=0.01)
 
 
 def test_where_the_time_went_is_recorded(runs: dict[str, Run], resident: Person) -> None:
@@ -132,15 +115,6 @@ def test_a_report_has_the_figures_of_the_store(runs: object, resident: Person) -
     assert checked == 2 * len(sources)
 
 
-def test_a_report_is_written(runs: object, resident: Person) -> None:
-    resident.succeeds("report", "mixed", "--out", "out")
-    out = resident.home / "out"
-    written = {str(path.relative_to(out)) for path in out.rglob("[!.]*.*")}
-    assert {"report.html", "report.md"} <= written
-    assert {Path(name).suffix for name in written} == {".html", ".md", ".csv", ".png", ".svg"}
-    assert "lr0.05 bs32 1x2 seed0" in (out / "report.html").read_text()
-
-
 def test_what_the_store_has_is_what_was_done(runs: object, resident: Person) -> None:
     """The recorded figures themselves, from the data set, the settings, the confusion matrix and each other."""
     finished = [trial for trial in reading.sweeps_or_runs(resident.uri, ["mixed"])[0].trials if trial.finished]
@@ -164,53 +138,22 @@ def test_what_the_store_has_is_what_was_done(runs: object, resident: Person) -> 
 def test_its_name_is_taken(runs: object, resident: Person) -> None:
     sentence = resident.refused("sweep", "--name", "mixed", *SMALL, "--grid", "lr=0.1")
     assert sentence.startswith("--name must be new, and 'mixed' is in")
-    assert "`cifar-ray sweep --resume mixed` continues it" in sentence
-    assert resident.refused("sweep", "--resume", "mixed") == (
-        "--retry-failed must be given to go on with sweep mixed: nothing is left of it but 2 failed runs"
-    )
+    assert resident.refused("sweep", "--resume", "mixed").startswith("--retry-failed must be given ")
+    sentence = resident.refused("sweep", "--name", "large", *SMALL, "--grid", "topology=1x1,1x40")
+    assert "bs32 1x40 seed0: topology 1x40 needs 1 node" in sentence
+    assert not (resident.home / ".cifar_ray/runs/large").exists()
 
 
-def test_a_run_of_a_sweep_is_a_run_like_any_other(runs: dict[str, Run], resident: Person) -> None:
-    name = "lr0.05 bs32 1x2 seed0"
-    accuracy = f"test accuracy {runs[name].data.metrics['test/accuracy']:.2%}"
-    assert accuracy in " ".join(resident.succeeds("evaluate", name).stdout.split())
-
-
-def test_cells_without_room_are_refused_before_anything_runs(person: Person) -> None:
-    sentence = person.refused("sweep", "--name", "large", *SMALL, "--grid", "topology=1x1,1x40,7x1")
-    assert "--grid must have cells that can run here, or go with --skip-infeasible; bs32 1x40 seed0: " in sentence
-    assert "bs32 7x1 seed0: topology 7x1 needs 7 nodes" in sentence
-    assert not (person.home / ".cifar_ray/runs/large").exists()
-    assert person.mlflow.search_runs(["0"], "") == []
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-@pytest.mark.skipif(hardware.allowed_cpus() < 2, reason="needs two CPUs to run two runs at once")
-def test_runs_that_end_at_the_same_time_are_all_recorded_whole(person: Person) -> None:
-    words = ["--name", "pair", *SMALL, "--epochs", "1", "--max-concurrent", "2", "--grid", "seed=1,2"]
-    shown = person.succeeds("sweep", *words).stdout
-    assert "2 runs of 2, 2 at once" in shown
-    assert "something of the run is not in MLflow" not in shown
-    client = person.mlflow
-    for run in children(person, "pair").values():
-        ids = [output.model_id for output in client.get_run(run.info.run_id).outputs.model_outputs]
-        assert [str(client.get_logged_model(model_id).status) for model_id in ids] == ["READY"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "at_once", [pytest.param(1, marks=pytest.mark.compat), pytest.param(2, marks=pytest.mark.extended)]
 )
 def test_asha_stops_the_runs_that_fall_behind_and_the_others_have_their_cpus(person: Person, at_once: int) -> None:
     """More runs than CPUs: none finds room if those that were stopped keep theirs."""
     cpus = max(hardware.allowed_cpus() // at_once, 1)
-    words = ["--topology", f"1x{cpus}", "--max-concurrent", str(at_once), "--epochs", "20"]
-    person.environment["CIFAR_RAY_START_TIMEOUT_S"] = "60"
-    rates = "lr=0.05,1e-9,1e-8,1e-7" if at_once == 1 else "lr=0.05,0.04,1e-9,1e-8,1e-7,1e-6"
-    person.succeeds(
-        "sweep", "--name", "race", *SMALL, *words, "--scheduler", "asha", "--grid", rates, "cpus_per_worker=1"
-    )
+    words = [*SMALL, "--topology", f"1x{cpus}", "--max-concurrent", str(at_once), "--epochs", "20"]
+    rates = "lr=0.05,1e-9,1e-8" if at_once == 1 else "lr=0.05,0.04,1e-9,1e-8,1e-7,1e-6"
+    words += ["--scheduler", "asha", "--grid", rates, "cpus_per_worker=1"]
+    person.succeeds("sweep", "--name", "race", *words, CIFAR_RAY_START_TIMEOUT_S="60")
     runs = children(person, "race")
     learning = [run.info.status for name, run in runs.items() if name.startswith(("lr0.05 ", "lr0.04 "))]
     assert "FINISHED" in learning  # of two, the one that reports a rung later may be the one behind
@@ -218,54 +161,25 @@ def test_asha_stops_the_runs_that_fall_behind_and_the_others_have_their_cpus(per
     assert len(stopped) >= 2
     assert {run.info.status for run in runs.values()} == {"FINISHED", "KILLED"}
     for run in stopped:
-        assert "stopped early by ASHA: it was behind the best runs at epoch" in run.data.tags["cifar_ray.failure"]
+        assert "stopped early by ASHA" in run.data.tags["cifar_ray.failure"]
         assert 0 < len(person.steps(run.info.run_name, "val/accuracy")) < 20
-        assert run.data.tags["cifar_ray.chosen_by"] == "val"
-        assert run.data.params["val_share"] == "0.1"
+        assert (run.data.tags["cifar_ray.chosen_by"], run.data.params["val_share"]) == ("val", "0.1")
 
 
 @pytest.mark.extended
-@pytest.mark.slow
-def test_values_drawn_at_random(person: Person) -> None:
-    drawn = ["--search", "random", "--samples", "2", "--grid", "lr=loguniform:0.01:0.1", "weight_decay=0,0.001"]
-    person.succeeds("sweep", "--name", "drawn", *SMALL, "--epochs", "1", *drawn)
-    rates = [float(run.data.params["lr"]) for run in children(person, "drawn").values()]
-    assert len(set(rates)) == 2
-    assert all(0.01 <= rate <= 0.1 for rate in rates)
-
-
-LARGE = """
-import torch
-from torch import nn
-
-seen = set()
-
-class Net(nn.Module):
-    def __init__(self, pixels, classes, mib):
-        super().__init__()
-        self.layer, self.mib = nn.Linear(pixels, classes), mib
-        torch.ones(mib * 2**18)
-
-    def forward(self, images):
-        if self.training and len(images) > 2:  # the command tries the models of all runs before, in its own process
-            seen.add(self.mib)
-            assert seen == {self.mib}, "another run's globals are here"
-        return self.layer(images.flatten(1))
-
-def build(side, channels, classes, mib=0):
-    return Net(side**2 * channels, classes, mib)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_memory_and_globals_belong_to_one_run(person: Person) -> None:
-    (person.home / "large.py").write_text(LARGE)
-    words = [*SMALL, "--model", "large:build", "--precision", "fp32", "--epochs", "1", "--max-concurrent", "1"]
-    person.succeeds("sweep", "--name", "memory", *words, "--grid", "model_options.mib=600,1", "lr=0.05")
-    large, small = (children(person, "memory")[f"mib{mib} bs32 1x1 seed0"] for mib in (600, 1))
-    assert large.info.end_time < small.info.end_time
-    assert large.data.metrics["peak_memory_mib"] > small.data.metrics["peak_memory_mib"] + 400
+def test_two_sweeps_with_two_runs_at_once_write_to_one_store(person: Person) -> None:
+    """Four runs that begin and end together are recorded whole."""
+    words = [*SMALL, "--precision", "fp32", "--epochs", "3", "--max-concurrent", "2", "--grid", "seed=1,2"]
+    words += ["--cpus-per-worker", "1"]
+    with person.starts("sweep", "--name", "one", *words) as one, person.starts("sweep", "--name", "two", *words) as two:
+        assert (one.end(400), two.end(400)) == (0, 0), one.output + two.output
+    for sweep in ("one", "two"):
+        assert person.run_named(sweep).info.status == "FINISHED"
+        for run in children(person, sweep).values():
+            points = person.mlflow.get_metric_history(run.info.run_id, "test/accuracy")
+            assert [point.step for point in points] == [1, 2, 3]
+            ids = [output.model_id for output in person.mlflow.get_run(run.info.run_id).outputs.model_outputs]
+            assert [str(person.mlflow.get_logged_model(model_id).status) for model_id in ids] == ["READY"]
 
 
 FRAGILE = """
@@ -289,7 +203,6 @@ def build(side, channels, classes, fails_at=0):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.fault
 def test_failed_runs_are_tried_again_where_that_is_asked_for(person: Person) -> None:
@@ -314,36 +227,28 @@ def test_failed_runs_are_tried_again_where_that_is_asked_for(person: Person) -> 
         assert "cifar_ray.failure" not in run.data.tags
         assert person.steps(name, "test/accuracy") == [1, 2]
     assert after[fine].info.end_time == before[fine].info.end_time
-    *_, last = person.succeeds("sweep", "--resume", "again", "--retry-failed").stdout.splitlines()
-    assert last == "sweep again is finished; there is nothing to resume"
 
 
 @pytest.mark.compat
 @pytest.mark.fault
-@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.extended)])
-def test_a_killed_sweep_goes_on_where_it_was(person: Person, signum: int) -> None:
-    words = [*SMALL, "--epochs", "30", "--checkpoint-every", "10", "--grid", "topology=1x1,1x2"]
+def test_a_killed_sweep_goes_on_where_it_was(person: Person) -> None:
+    words = [*SMALL, "--epochs", "20", "--checkpoint-every", "10", "--grid", "topology=1x1,1x2"]
     with person.starts("sweep", "--name", "victim", *words) as driver:
         driver.until("bs32 1x1 seed0: finished")
-        end = time.monotonic() + 60  # its record is written while the next run starts
+        driver.until("bs32 1x2 seed0: epoch 3/20")
+        end = time.monotonic() + 60  # the record of the first is written while the next one starts
         while children(person, "victim")["bs32 1x1 seed0"].info.status != "FINISHED":
             assert time.monotonic() < end
             time.sleep(0.1)
-        driver.until("bs32 1x2 seed0: epoch 3/30")
-        driver.kill(signum)
-        assert driver.end() == (-9 if signum == signal.SIGKILL else 128 + signum)
-    before = children(person, "victim")
-    assert before["bs32 1x1 seed0"].info.status == "FINISHED"
-    parent = person.run_named("victim").info.run_id
-
-    resumed = person.succeeds("sweep", "--resume", "victim", timeout=600).stdout
+        driver.kill(signal.SIGKILL)
+        driver.end()
+    before, parent = children(person, "victim"), person.run_named("victim").info.run_id
+    resumed = person.succeeds("sweep", "--resume", "victim").stdout
     assert "sweep victim: 1 run of 2, 1 at once" in resumed
     assert "bs32 1x2 seed0: continuing after step" in resumed
-    after = children(person, "victim")
-    assert person.run_named("victim").info.run_id == parent
-    assert person.run_named("victim").info.status == "FINISHED"
-    assert len(after) == 2
+    after, own = children(person, "victim"), person.run_named("victim").info
+    assert (own.run_id, own.status, len(after)) == (parent, "FINISHED", 2)
     assert after["bs32 1x1 seed0"].info.end_time == before["bs32 1x1 seed0"].info.end_time
     for name, run in after.items():
         assert run.info.status == "FINISHED"
-        assert person.steps(name, "test/accuracy") == list(range(1, 31))
+        assert person.steps(name, "test/accuracy") == list(range(1, 21))

@@ -4,14 +4,11 @@ import contextlib
 import io
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -46,8 +43,9 @@ from tests.support.helpers import decided_of, png, resolved, train_here
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> MlflowClient:
-    """A store of the test's own, whose file it may harm."""
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    """A store of the test's own, whose file it may harm; what fails is tried again soon."""
+    monkeypatch.setattr("cifar_ray.tracking.record._FIRST_RETRY_S", 0.05)
     return mlflow_store.new_store(tmp_path)
 
 
@@ -71,37 +69,16 @@ def away(client: MlflowClient) -> Iterator[None]:
         moved.rename(file)
 
 
-@contextlib.contextmanager
-def locked(client: MlflowClient) -> Iterator[None]:
-    """Context manager: have another process hold the lock for writing."""
-    with contextlib.closing(sqlite3.connect(file_of(client), isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        yield
-
-
 def history(client: MlflowClient, run_id: str, name: str) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
 
 
+def sink_of(client: MlflowClient, run_id: str) -> Record:
+    return mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
+
+
 def row(step: int, timestamp_ms: int, **metrics: float) -> Row:
     return Row("iteration", step, timestamp_ms, metrics)
-
-
-def test_what_is_recorded_again_after_a_resume_is_there_once(client: MlflowClient, run_id: str) -> None:
-    first = mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
-    for step in (1, 2, 3, 3):
-        first.write_row(row(step, 1000 + step, loss=step / 10))
-    assert first.end("KILLED", patience_s=20)
-    second = mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
-    for step in (2, 3, 4):
-        second.write_row(row(step, 9000 + step, loss=step / 10))
-    assert second.end("FINISHED", patience_s=20)
-    assert history(client, run_id, "loss") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
-    assert client.get_run(run_id).info.status == "FINISHED"
-
-
-def assert_set(event: threading.Event) -> None:
-    assert event.wait(120)
 
 
 def test_nothing_is_lost_of_many_figures_of_which_a_part_arrived(
@@ -127,14 +104,13 @@ def test_nothing_is_lost_of_many_figures_of_which_a_part_arrived(
     assert (len(run.metrics), run.tags[SENT_TAG]) == (1200, '{"iteration": 1}')
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409])
-def test_what_a_server_refuses_is_not_tried_again(status: int) -> None:
-    assert _is_refusal(MlflowException("no", get_error_code(status)))
-
-
-@pytest.mark.parametrize("status", [408, 429, 499, 500, 502, 503, 504])
-def test_what_a_server_is_too_busy_for_is_tried_again(status: int) -> None:
-    assert not _is_refusal(MlflowException("later", get_error_code(status)))
+def test_what_a_server_refuses_is_not_tried_again_and_what_it_is_too_busy_for_is() -> None:
+    refused = {
+        status
+        for status in (400, 401, 404, 408, 409, 429, 500, 503)
+        if _is_refusal(MlflowException("no", get_error_code(status)))
+    }
+    assert refused == {400, 401, 404, 409}
     assert not _is_refusal(ConnectionError("gone"))
 
 
@@ -179,37 +155,11 @@ def test_mlflow_has_what_led_to_the_final_weights_although_it_was_away(
     assert history(client, record.run_id, "test/accuracy") == [(1, 0.9)]
 
 
-def artifacts_of(client: MlflowClient, run_id: str) -> dict[str, Path]:
-    return {
-        file.path: Path(client.download_artifacts(run_id, file.path))
-        for file in client.list_artifacts(run_id)
-        if not file.is_dir
-    }
-
-
 def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end
         time.sleep(0.1)
-
-
-def test_every_figure_of_a_finished_run_is_there_once(
-    client: MlflowClient, config: TrainConfig, digits: Dataset, tmp_path: Path
-) -> None:
-    outcome = train_here(config, digits, tmp_path / "checkpoints").at(time.time())
-    record = begin(client, config, digits, tmp_path)
-    with away(client):  # so that all comes to be written at once
-        record.result(outcome, digits)
-    assert record.end("FINISHED")
-    data = client.get_run(record.run_id).data.metrics
-    assert {"epoch_s", "train/epoch_loss", "train/loss", "time/training_s", "test/accuracy"} <= set(data)
-    for name in data:
-        points = client.get_metric_history(record.run_id, name)
-        assert max(Counter(point.step for point in points).values()) == 1, name
-    (last,) = (row for row in outcome.history if (row.kind, row.step) == ("epoch", outcome.epochs))
-    point = client.get_metric_history(record.run_id, "epoch_s")[-1]
-    assert point.timestamp == last.timestamp_ms  # the epoch's, not the result's
 
 
 def test_checkpoints_become_models_of_the_run(
@@ -267,63 +217,33 @@ def test_checkpoints_become_models_of_the_run(
     assert client.get_model_version("taken", str(registered.version)).tags["weights_sha256"] == outcome.weights_sha256
 
 
-def test_a_run_that_goes_on_after_its_end_has_its_later_model(
-    client: MlflowClient, config: TrainConfig, digits: Dataset, tmp_path: Path
-) -> None:
-    outcome = train_here(config, digits, tmp_path / "checkpoints").at(time.time())
-    record = begin(client, config, digits, tmp_path)
-    record.result(outcome, digits)
-    kept = storage.at(str(tmp_path))
-    for epoch, path in enumerate(checkpoint.every(tmp_path / "checkpoints"), 1):
-        record.model("final", partial(checkpoints.load, kept, path.name), digits, epoch)
-    assert record.end("FINISHED")
-    *_, final = artifacts.logged_models(client, client.get_run(record.run_id))
-    assert final.tags["weights_sha256"] == outcome.weights_sha256
-
-
-@pytest.mark.parametrize(
-    ("wanted", "best", "logged"),
-    [
+def test_the_models_that_are_asked_for_are_logged(config: TrainConfig, digits: Dataset) -> None:
+    asked: list[str] = []
+    record = SimpleNamespace(task=tasks.USUAL, result=lambda *_: None, model=lambda which, *_: asked.append(which))
+    kept = {"epochs": 2, "checkpoint": "c/step-00000002", "stopped_by": "", "untested": ""}
+    for wanted, best, logged in (
         ("none", 1, []),
         ("final", 1, ["final"]),
-        ("best", 1, ["best"]),
         ("best", 2, ["best"]),
         ("all", 1, ["best", "final"]),
         ("all", 2, ["final"]),
-    ],
-)
-def test_the_models_that_are_asked_for_are_logged(
-    wanted: str, best: int, logged: list[str], config: TrainConfig, digits: Dataset
-) -> None:
-    asked: list[str] = []
-    record = SimpleNamespace(task=tasks.USUAL, result=lambda *_: None, model=lambda which, *_: asked.append(which))
-    outcome = SimpleNamespace(
-        epochs=2, checkpoint="c/step-00000002", metrics={"chosen/epoch": float(best)}, stopped_by="", untested=""
-    )
-    RunSession(
-        replace(config, log_models=wanted),
-        decided_of(replace(config, log_models=wanted)),
-        digits,
-        SimpleNamespace(folder=None),
-        record,
-        None,
-    ).finish(outcome)
-    assert asked == logged
+    ):
+        asked.clear()
+        given, outcome = (
+            replace(config, log_models=wanted),
+            SimpleNamespace(**kept, metrics={"chosen/epoch": float(best)}),
+        )
+        RunSession(given, decided_of(given), digits, SimpleNamespace(folder=None), record, None).finish(outcome)
+        assert asked == logged
 
 
-@pytest.mark.parametrize(
-    "harm", [away, pytest.param(locked, marks=[pytest.mark.slow, pytest.mark.extended])]
-)  # each try of one takes 20 s
 def test_a_store_that_takes_no_writes_is_given_up_once_for_all_that_waits(
-    harm: Callable[[MlflowClient], AbstractContextManager[None]],
-    client: MlflowClient,
-    capsys: pytest.CaptureFixture[str],
+    client: MlflowClient, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It answers reads."""
     tracking.quieten(verbose=False)
-    run_id = client.create_run(store.experiment_id(client, "test")).info.run_id
-    sink, tries = mlflow_store.unguarded(client, lambda client: client.get_run(run_id)), []
-    with harm(client):
+    sink, tries = sink_of(client, run_id), []
+    with away(client):
         for index in range(10):
             sink.call(lambda client, run_id: tries.append(run_id))
             sink.tags({f"never{index}": "seen"})
@@ -336,25 +256,30 @@ def test_a_store_that_takes_no_writes_is_given_up_once_for_all_that_waits(
 
 def test_a_parameter_keeps_its_first_value(client: MlflowClient, run_id: str) -> None:
     for value in ("1x2", "1x4"):
-        sink = mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
+        sink = sink_of(client, run_id)
         sink.params({"topology": value, "seed": "0"})
         assert sink.end("FINISHED", patience_s=20)
     assert client.get_run(run_id).data.params == {"topology": "1x2", "seed": "0"}
 
 
-def test_what_the_store_refuses_does_not_hold_up_the_rest(client: MlflowClient, run_id: str) -> None:
-    sink = mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
+def test_what_the_store_refuses_or_has_no_room_for_does_not_hold_up_the_rest(client: MlflowClient, run_id: str) -> None:
+    calls = []
+
+    def job(client: MlflowClient, run_id: str) -> None:
+        calls.append(run_id)
+        raise OSError("no space left on device")
+
+    sink = sink_of(client, run_id)
     sink.write_row(row(1, 1, **{"a" * 300: 1.0}))  # longer than MLflow takes
     sink.tags({"later": "yes"})
-    while not sink.refused:
-        time.sleep(0.05)
-        assert sink._thread.is_alive()
+    wait_for(lambda: len(sink.refused) > 0)
+    sink.call(job)
     sink.write_row(row(2, 2, loss=0.5))
     assert sink.end("FINISHED", patience_s=20)
-    assert len(sink.refused) == 1
+    assert (len(calls), len(sink.refused), sink.refused[1]) == (3, 2, "no space left on device")
     assert history(client, run_id, "loss") == [(2, 0.5)]
-    assert client.get_run(run_id).data.tags["later"] == "yes"
-    assert client.get_run(run_id).info.status == "FINISHED"
+    run = client.get_run(run_id)
+    assert (run.data.tags["later"], run.info.status) == ("yes", "FINISHED")
 
 
 def test_a_store_that_is_away_is_waited_for(client: MlflowClient, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,42 +313,8 @@ def test_a_store_that_is_away_is_waited_for(client: MlflowClient, run_id: str, m
     assert client.get_run(run_id).data.tags["after"] == "yes"
 
 
-def test_a_store_that_stays_away_is_given_up_at_the_end(
-    client: MlflowClient, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = MlflowClient(client.tracking_uri)
-    for name in ("log_batch", "set_tag", "set_terminated"):
-        monkeypatch.setattr(gone, name, absent)
-    sink = mlflow_store.unguarded(gone, lambda _: client.get_run(run_id))
-    sink.tags({"never": "seen"})
-    assert not sink.end("FINISHED", patience_s=0.5)
-    assert sink.trouble == "still away"
-    assert client.get_run(run_id).info.status == "RUNNING"
-
-
-def absent(*_: object, **__: object) -> None:
-    raise ConnectionError("still away")
-
-
-def test_what_fails_though_the_store_answers_does_not_hold_up_the_rest(client: MlflowClient, run_id: str) -> None:
-    """Such as an artifact for which there is no room."""
-    calls = []
-
-    def job(client: MlflowClient, run_id: str) -> None:
-        calls.append(run_id)
-        raise OSError("no space left on device")
-
-    sink = mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
-    sink.call(job)
-    sink.write_row(row(1, 1, loss=0.5))
-    assert sink.end("FINISHED", patience_s=20)
-    assert (len(calls), sink.refused) == (3, ["no space left on device"])
-    assert history(client, run_id, "loss") == [(1, 0.5)]
-    assert client.get_run(run_id).info.status == "FINISHED"
-
-
 def test_what_is_slow_is_waited_for(client: MlflowClient, run_id: str) -> None:
-    sink = mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
+    sink = sink_of(client, run_id)
     sink.call(lambda client, run_id: time.sleep(0.5))
     sink.tags({"after": "yes"})
     assert sink.end("FINISHED", patience_s=0.1)
@@ -551,18 +442,3 @@ def test_photos_have_the_loss_of_their_predictions(home: Path, tmp_path: Path) -
     said = use.predict("photos", [tmp_path / "test"], "last", uri, print)[1]
     right = [dict(each.answers)[Path(each.sample["image"]).parent.name] for each in said]
     assert scored.metrics["loss"] == pytest.approx(-np.log(right).mean(), rel=1e-4)
-
-
-def test_a_run_named_by_its_folder_is_known_as_what_mlflow_has(
-    home: Path, client: MlflowClient, config: TrainConfig
-) -> None:
-    folder, held = RunFolder.create(replace(config, run_name="ours"), decided_of(replace(config, run_name="ours")))
-    held.release()
-    tags = {KEY_TAG: folder.key, FOLDER_TAG: folder.address}
-    made = [client.create_run(store.experiment_id(client, "test"), run_name="renamed", tags=tags).info.run_id]
-    for named in ("ours", folder.address, "renamed"):
-        assert use.find_run(named, client.tracking_uri, pytest.fail)[0].run_id == made[0]
-    for _ in range(2):
-        client.create_run(store.experiment_id(client, "test"), run_name="ours", tags={KEY_TAG: "k"})
-    with pytest.raises(ConfigError, match="there are 2 runs named 'ours'"):
-        use.find_run("ours", client.tracking_uri, pytest.fail)

@@ -18,6 +18,7 @@ import pytest
 from cifar_ray import data
 from tests.support import stores
 from tests.support.helpers import png
+from tests.support.mlflow_store import as_default
 from tests.support.person import Person
 from tests.support.ports import free_port
 
@@ -96,11 +97,8 @@ def test_a_run_is_recorded_whole_and_found_again(server: str, person: Person) ->
     person.succeeds("register", "kept", "--name", "digits", "--tracking-uri", server)
     versions = person.mlflow.get_logged_model(model.model_id).tags["mlflow.modelVersions"]
     assert json.loads(versions) == [{"name": "digits", "version": 1}]
-    mlflow.set_tracking_uri(server)
-    try:
+    with as_default(server):
         loaded = mlflow.pyfunc.load_model(f"models:/{model.model_id}")
-    finally:
-        mlflow.set_tracking_uri("")
     files = [png(pixels) for pixels in data.load("digits").test.inputs[:3]]
     assert [len(each) for each in loaded.predict({"image": files}).probabilities] == [10] * 3
 

@@ -18,7 +18,7 @@ from tests.support import mlflow_store
 from tests.support.person import Person, Started
 from tests.support.ports import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 
 @pytest.fixture

@@ -39,23 +39,13 @@ def last(folder: Path) -> str:
     return digest(newest[1])
 
 
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        ("torchvision:mobilenet_v3_small", {"dropout": 0.3}),
-        pytest.param(
-            "timm:test_vit",
-            {"drop_path_rate": 0.3, "drop_rate": 0.1},
-            marks=(pytest.mark.slow, pytest.mark.extended),
-        ),
-    ],
-)
-def test_a_fine_tuned_network_is_the_same_at_any_number_of_workers(
-    model: str, options: dict[str, object], tmp_path: Path
-) -> None:
-    """With batch norm, dropout and stochastic depth; its head, which had 100 classes, starts fresh."""
+@pytest.mark.slow
+def test_a_fine_tuned_network_is_the_same_at_any_number_of_workers(tmp_path: Path) -> None:
+    """With batch norm and dropout; its head, which had 100 classes, starts fresh."""
+    model = "torchvision:mobilenet_v3_small"
     content, _ = initial_weights.pack(network(model, "cifar100", seed=3))
-    plain: dict[str, object] = {"dataset": "digits", "model": model, "model_options": options, "weights": "theirs"}
+    plain: dict[str, object] = {"dataset": "digits", "model": model, "model_options": {"dropout": 0.3}}
+    plain["weights"] = "theirs"
     plain |= {"strategy": "reproducible", "epochs": 1, "steps_per_epoch": 4, "global_batch_size": 32, "log_every": 1}
     usual = resolved(plain, checkpoint_every=2)
     for topology in ("1x1", "1x2", "2x2"):
@@ -89,14 +79,14 @@ def test_a_file_is_found_from_any_folder_and_told_from_another(
     assert found(config, resident) != first
 
 
+@pytest.mark.extended
 @pytest.mark.fault
 def test_a_finished_run_is_extended_and_a_killed_one_goes_on_without_its_source(resident: Person) -> None:
     resident.succeeds(*WORDS, "--epochs", "1", "--run-name", "source")
     source = resident.run_named("source").data
     words = [*WORDS, "--weights", "source", "--epochs", "12", "--checkpoint-every", "3", "--topology", "1x2"]
     words += ["--val-share", "0.1"]  # by which the best checkpoint is chosen
-    calm = resident.succeeds(*words, "--run-name", "calm").stdout
-    assert "weights of source: 100.0% of the parameters\n" in calm
+    assert "weights of source: 100.0% of" in resident.succeeds(*words, "--run-name", "calm").stdout
     params = resident.run_named("calm").data.params
     assert (params["weights"], params["weights_digest"]) == ("source", source.tags["cifar_ray.weights_sha256"])
     kept = checkpoint.best(resident.home / ".cifar_ray" / "runs" / "calm" / "checkpoints")
@@ -112,64 +102,39 @@ def test_a_finished_run_is_extended_and_a_killed_one_goes_on_without_its_source(
     resident.succeeds("resume", "killed")
     ends = {resident.run_named(name).data.tags["cifar_ray.weights_sha256"] for name in ("calm", "killed")}
     assert len(ends) == 1
-    again = resident.artifact("calm", "config.yaml")
-    assert resident.refused("train", "--config", str(again)).startswith(
-        "--weights must be a run or a file, got 'source': there is no run or sweep 'source' in sqlite:"
-    )
 
 
+@pytest.mark.extended
 def test_a_librarys_weights_are_taken_from_its_cache_or_refused_offline(resident: Person) -> None:
     home = resident.home / "torch"
     file = home / "hub" / "checkpoints" / "shufflenetv2_x0.5-f707e7126e.pth"
     words = ["train", "--dataset", "digits", "--model", SHUFFLENET, "--epochs", "1", "--steps-per-epoch", "2"]
     words += ["--weights", "IMAGENET1K_V1", "--precision", "fp32"]
     elsewhere = {**OFFLINE, "TORCH_HOME": str(home)}
-    sentence = resident.refused(*words, **elsewhere)
-    assert sentence.startswith(
-        f"--weights IMAGENET1K_V1 of {SHUFFLENET} can be neither read from TORCH_HOME (~/.cache/torch) nor downloaded ("
-    )
-    misspelt = resident.refused(*words, "--weights", "IMAGENET1K_V3", **elsewhere)
-    assert misspelt.startswith(f"--weights must be a run, a file or IMAGENET1K_V1 or DEFAULT of {SHUFFLENET}, got ")
-    assert misspelt.endswith("; did you mean 'IMAGENET1K_V1'?")
+    unread = "can be neither read from TORCH_HOME"
+    assert unread in resident.refused(*words, **elsewhere)
+    assert "did you mean 'IMAGENET1K_V1'?" in resident.refused(*words, "--weights", "IMAGENET1K_V3", **elsewhere)
     file.parent.mkdir(parents=True, exist_ok=True)
     state = network(SHUFFLENET, "cifar100", seed=4)
     torch.save(state, file)
     shown = resident.succeeds(*words, "--run-name", "tuned", **elsewhere).stdout
     assert "weights of IMAGENET1K_V1: 97.1% of the parameters; randomly initialised: fc\n" in shown
-    digest = initial_weights.pack(state)[1]
-    assert resident.run_named("tuned").data.params["weights_digest"] == digest
+    assert resident.run_named("tuned").data.params["weights_digest"] == initial_weights.pack(state)[1]
     file.write_bytes(file.read_bytes()[:5000])
-    assert "can be neither read from TORCH_HOME" in resident.refused(*words, **elsewhere)
+    assert unread in resident.refused(*words, **elsewhere)
 
 
-def test_timms_weights_are_refused_offline(resident: Person) -> None:
-    words = ["train", "--dataset", "digits", "--model", "timm:test_vit", "--weights", "r160_in1k"]
-    assert resident.refused(*words, **OFFLINE).startswith(
-        "--weights r160_in1k of timm:test_vit can be neither read from HF_HOME (~/.cache/huggingface) nor downloaded ("
-    )
-
-
+@pytest.mark.extended
 def test_weights_of_another_model_or_that_are_not_there_are_refused_before_a_run(resident: Person) -> None:
     torch.save(network("simple_cnn", "digits", seed=1), resident.home / "small.pt")
-    assert resident.refused(*WORDS, "--model", "resnet", "--weights", "small.pt") == (
-        f"--weights must fit at least half of the parameters of resnet; {resident.home}/small.pt has 0.0% of them, "
-        "by name and shape"
-    )
-    assert resident.refused(*WORDS, "--weights", "nobody").startswith(
-        "--weights must be a run or a file, got 'nobody': there is no run or sweep 'nobody' in sqlite:"
-    )
-    (resident.home / ".cifar_ray" / "runs" / "taken" / "checkpoints").mkdir(parents=True)
-    taken = resident.refused(*WORDS, "--run-name", "taken", "--weights", "nobody")
-    assert taken.startswith("--run-name must be new")
-    assert "is for `cifar-ray train`" in _torchrun_refuses("--weights", "small.pt")
+    sentence = resident.refused(*WORDS, "--model", "resnet", "--weights", "small.pt")
+    assert sentence.startswith("--weights must fit at least half of the parameters of resnet")
+    assert resident.refused(*WORDS, "--weights", "nobody").startswith("--weights must be a run or a file")
+    with pytest.raises(ConfigError, match="is for `cifar-ray train`"):
+        main(["--dataset", "digits", "--weights", "small.pt"], 0.0)
 
 
-def _torchrun_refuses(*words: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        main(["--dataset", "digits", *words], 0.0)
-    return str(caught.value)
-
-
+@pytest.mark.extended
 def test_runs_of_a_sweep_start_from_weights(resident: Person) -> None:
     state = network("simple_cnn", "digits", seed=1)
     torch.save(state, resident.home / "start.pt")

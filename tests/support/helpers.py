@@ -30,20 +30,19 @@ from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, modality, order
-from cifar_ray.data.loader import MicroBatch, TrainLoader
+from cifar_ray.data.loader import TrainLoader
 from cifar_ray.display import dataset as dataset_lines
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import USUAL, TaskSpec
 from cifar_ray.tasks.protocol import Evaluation
-from cifar_ray.training import arithmetic, optimizer, recipe, stopping
+from cifar_ray.training import arithmetic, optimizer, recipe
 from cifar_ray.training.checkpoint import WEIGHTS, Snapshot
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import MANIFEST, EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
 from cifar_ray.training.setup import prepare
-from cifar_ray.training.stopping import StoppedError
 from tests.support import warm
 
 T = TypeVar("T")
@@ -183,50 +182,17 @@ def train_on_ranks(
     test_images: int | None = None,
     initial: bytes = b"",
 ) -> list[tuple[Outcome | None, Recorder]]:
-    """The loop in one process per worker of ``config``, over gloo.
+    """The loop in one process per worker, over gloo: of every rank its outcome, and what its observer heard.
 
-    Args:
-        config: what to train.
-        folder: where the checkpoints go.
-        stop_after: step after which all processes end in the middle of the run.
-        test_images: how many to evaluate on, from the first; all when None.
-        initial: the weights to start from, as a safetensors file.
-
-    Returns:
-        Outcome (None when stopped) and what the observer heard, of every rank.
+    After step ``stop_after`` all processes end, without an outcome; ``test_images`` are the first ones to evaluate on,
+    all when None; ``initial`` are the weights to start from, as a safetensors file.
     """
     return _on_ranks(config, _train, folder, stop_after, test_images, initial)
 
 
-def stop_on_ranks(config: TrainConfig, folder: Path, asked_after: int) -> list[tuple[int, Recorder]]:
-    """The loop in one process per worker, where rank 0 alone is asked to stop, from ``asked_after`` steps on.
-
-    Returns:
-        Step after which every rank has stopped (0 when it has not), and what its observer heard.
-    """
-    return _on_ranks(config, _stop, folder, asked_after)
-
-
-def checkpoints_on_ranks(config: TrainConfig, folder: Path, fails_at: int) -> list[tuple[list[int], str]]:
-    """The loop in one process per worker, where rank 0 is slow to write its checkpoints and fails at one of them.
-
-    Returns:
-        How many checkpoints were complete when this rank began each step, and what has ended it, of every rank.
-    """
-    return _on_ranks(config, _save, folder, fails_at)
-
-
 def traffic_on_ranks(config: TrainConfig, steps: int) -> list[tuple[float, float]]:
-    """What the profiler sees each rank hand to gloo in a step: messages and bytes, as means over ``steps``.
-
-    Bytes are those of rank 0; whoever else is scattered to hands over none.
-    """
+    """What the profiler sees each rank hand to gloo in a step: messages and bytes, as means over ``steps``."""
     return _on_ranks(config, _traffic, steps)
-
-
-def weights_on_ranks(config: TrainConfig, folder: Path) -> list[list[str]]:
-    """A hash of all parameters after every step of training, of every rank."""
-    return _on_ranks(config, _hashes, folder)
 
 
 @dataclass(frozen=True)
@@ -283,15 +249,9 @@ def train_at_own_pace(
     pauses: tuple[float, ...] = (),
     timeout_s: float | None = None,
 ) -> list[tuple[Outcome | None, Recorder]]:
-    """As :func:`train_on_ranks`, with a server, and with as many seconds of sleep after every step as ``pauses`` say.
+    """As :func:`train_on_ranks`, with a server that has started, and with seconds of sleep after every rank's step.
 
-    Args:
-        config: a resolved config.
-        folder: of the checkpoints.
-        host: the server's, started.
-        stop_after: step after which every rank is ended.
-        pauses: of each rank; none when empty.
-        timeout_s: of the process group once steps run; PyTorch's own when None.
+    ``timeout_s`` is that of the process group once steps run; PyTorch's own when None.
     """
     return _on_ranks(config, _train_at_own_pace, folder, host.address, AUTHKEY, stop_after, pauses, timeout_s)
 
@@ -337,45 +297,6 @@ def _train(
         return None, recorder
 
 
-def _stop(config: TrainConfig, worker: Worker, folder: Path, asked_after: int) -> tuple[int, Recorder]:
-    recorder = Recorder()
-
-    def asked() -> bool:
-        assert worker.rank == 0, "the others hear it from rank 0"
-        return recorder.steps[-1] >= asked_after
-
-    try:
-        with mock.patch.object(stopping, "_MOST_STEPS", 1):  # the ranks talk after every step, short as it is
-            decided, launch = Decided.asked(config), Launch(0.0, 0.0)
-            fit(prepare(config, decided, data.read(config), folder, worker, launch, None, asked), recorder)
-    except StoppedError as stop:
-        return stop.step, recorder
-    return 0, recorder
-
-
-def _save(config: TrainConfig, worker: Worker, folder: Path, fails_at: int) -> tuple[list[int], str]:
-    class Slow(Recorder):
-        def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
-            time.sleep(0.5)
-            if saved.step == fails_at:
-                raise OSError("no room")
-            (folder / f"kept-{saved.step}").touch()
-
-    found = []
-    micro_batches = TrainLoader.micro_batches
-
-    def told(self: TrainLoader, epoch: int, step: int) -> Iterator[MicroBatch]:
-        found.append(len(list(folder.glob("kept-*"))))
-        return micro_batches(self, epoch, step)
-
-    with mock.patch.object(TrainLoader, "micro_batches", told):
-        try:
-            train_here(config, data.read(config), folder, Slow(), worker)
-        except OSError as error:
-            return found, str(error)
-    return found, ""
-
-
 def _train_at_own_pace(
     config: TrainConfig,
     worker: Worker,
@@ -418,21 +339,6 @@ def _watching(recorder: Recorder) -> Iterator[None]:
 
     with mock.patch.object(Evaluator, "__call__", watched):
         yield
-
-
-def _hashes(config: TrainConfig, worker: Worker, folder: Path) -> list[str]:
-    made: list[Strategy] = []
-    build = strategies.build
-
-    class Watching(Recorder):
-        def step_done(self, epoch: int, step: int, row: Row | None) -> None:
-            weights = [parameter.detach().numpy().tobytes() for parameter in made[0].model.parameters()]  # type: ignore[attr-defined]
-            found.append(hashlib.sha256(b"".join(weights)).hexdigest())
-
-    found: list[str] = []
-    with mock.patch.object(strategies, "build", lambda context: made.append(build(context)) or made[0]):
-        train_here(config, data.read(config), folder, Watching(), worker)
-    return found
 
 
 def _traffic(config: TrainConfig, worker: Worker, steps: int) -> tuple[float, float]:

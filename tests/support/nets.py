@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -94,14 +93,6 @@ def lazy(image_size: int, channels: int, classes: int) -> nn.Module:
 def frozen(image_size: int, channels: int, classes: int) -> nn.Module:
     net = build(image_size, channels, classes)
     next(net.parameters()).requires_grad_(False)
-    return net
-
-
-def by_rank(image_size: int, channels: int, classes: int) -> nn.Module:
-    """A net whose weights differ between the workers of a run."""
-    net = nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, classes))
-    with torch.no_grad():
-        net[1].bias.fill_(float(os.environ.get("RANK", os.getpid())))
     return net
 
 

@@ -154,18 +154,10 @@ def of_strategy(
     also: dict[str, float] | None = None,
     **changes: Any,
 ) -> Run:
-    """A finished run of vgg11 with a global batch of 256 images, one epoch of 40 steps.
+    """A finished run of vgg11 with a global batch of 256 images, one epoch of 40 steps of so many seconds.
 
-    Args:
-        strategy: its strategy.
-        topology: NODESxWORKERS.
-        seconds: of an iteration.
-        parts: seconds of a step's parts in the order of PARTS; None for one that was not measured.
-        losses: test loss of every rank.
-        right: test accuracy of every rank, 0 to 1.
-        memory: peak memory of every rank in MiB.
-        also: other metrics.
-        changes: other arguments of :func:`trial`.
+    ``parts`` are seconds of a step's PARTS, None for one that was not measured; ``losses``, ``right`` (accuracies) and
+    ``memory`` (MiB) are those of every rank; ``also`` are other metrics, ``changes`` other arguments of :func:`trial`.
     """
     nodes, workers = (int(number) for number in topology.split("x"))
     params = {"model": "vgg11", "strategy": strategy, "steps_per_epoch": "40", **changes.pop("params", {})}
