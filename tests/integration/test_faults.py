@@ -25,9 +25,10 @@ from tests.support.ports import free_port
 pytestmark = pytest.mark.fault
 
 # About 8 s of training on one worker per CPU, with something to lose at any moment.
-LONG = "train --dataset digits --model resnet --model-options.blocks 1,1 --epochs 30 --precision fp32".split()
-LONG += "--batch-size 32 --topology 1x2 --cpus-per-worker 1 --checkpoint-every 7 --log-every 5".split()
-LONG += ["--log-models", "none", "--run-name", "victim"]
+LONG = ["train", "--dataset", "digits", "--model", "resnet", "--model-options.blocks", "1,1"]
+LONG += ["--epochs", "30", "--precision", "fp32"]
+LONG += ["--batch-size", "32", "--topology", "1x2", "--cpus-per-worker", "1"]
+LONG += ["--checkpoint-every", "7", "--log-every", "5", "--log-models", "none", "--run-name", "victim"]
 EPOCHS = list(range(1, 31))
 ITERATIONS = list(range(5, 30 * 22 + 1, 5))
 
