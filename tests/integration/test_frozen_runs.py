@@ -106,21 +106,21 @@ def test_strategies_that_are_close_are_so_with_frozen_parameters_and_groups(tmp_
     values: dict[str, object] = {**PLAIN, "freeze": ("0",), "lr_scale": ("[!0]=0.5", "*.bias=2"), "epochs": 1}
     train_on_ranks(config("ddp", "1x1", **values), tmp_path / "alone")
     alone = last(tmp_path / "alone")
-    for strategy in ("ddp", "fsdp"):
-        wanted = config(strategy, "1x2", **values)
-        train_on_ranks(wanted, tmp_path / strategy)
-        mine = last(tmp_path / strategy)
-        assert apart(mine, alone) < CLOSE, strategy
+    for name in ("ddp", "fsdp"):
+        wanted = config(name, "1x2", **values)
+        train_on_ranks(wanted, tmp_path / name)
+        mine = last(tmp_path / name)
+        assert apart(mine, alone) < CLOSE, name
         assert mine.optimizer["state"].keys() == alone.optimizer["state"].keys()
-        assert changed(tmp_path / strategy, wanted) == {name for name in alone.weights if name[0] != "0"}
+        assert changed(tmp_path / name, wanted) == {key for key in alone.weights if key[0] != "0"}
 
 
 def test_stages_learn_at_their_own_rates(tmp_path: Path) -> None:
     values: dict[str, object] = {**PLAIN, "epochs": 1, "lr_scale": ("0=0.1", "*.bias=2")}
     train_on_ranks(config("ddp", "1x1", **values), tmp_path / "alone")
-    for strategy in ("gpipe", "model_parallel"):
-        train_on_ranks(config(strategy, "1x2", **values), tmp_path / strategy)
-        assert apart(last(tmp_path / strategy), last(tmp_path / "alone")) < CLOSE, strategy
+    for name in ("gpipe", "model_parallel"):
+        train_on_ranks(config(name, "1x2", **values), tmp_path / name)
+        assert apart(last(tmp_path / name), last(tmp_path / "alone")) < CLOSE, name
 
 
 def test_hogwild_leaves_what_is_frozen_alone(tmp_path: Path) -> None:
