@@ -103,6 +103,7 @@ def test_without_a_server_python_runs_the_script_itself(script: str, tmp_path: P
     assert (told["torch"], told["words"]) == (False, ["a"])
 
 
+@pytest.mark.slow
 def test_a_server_that_is_prepared_is_taken_whatever_warnings_are_errors(
     tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ with fork_server.running(pathlib.Path(sys.argv[1])) as client:
 """
 
 
+@pytest.mark.slow
 def test_the_server_ends_with_the_driver(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
