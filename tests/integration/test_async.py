@@ -67,7 +67,9 @@ def test_hogwild_learns_in_memory_that_has_no_name(host: ServerHost, tmp_path: P
 def test_the_fastest_worker_is_not_further_ahead_than_it_may_be(host: ServerHost, tmp_path: Path) -> None:
     ahead = {}
     for bound in (0, 3, None):
-        wanted = config("parameter_server", "1x2", epochs=1, strategy_options={"max_staleness": bound})
+        wanted = config(
+            "parameter_server", "1x2", epochs=1, steps_per_epoch=15, strategy_options={"max_staleness": bound}
+        )
         ahead[bound] = metrics(train_at_own_pace(wanted, tmp_path / str(bound), host, pauses=(0.03, 0.0)))
     assert [ahead[bound]["staleness/ahead_max"] for bound in (0, 3)] == [0, 3]
     assert ahead[None]["staleness/ahead_max"] > 3

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.extended
 SCRIPT = """
 import ray
 from cifar_ray.cli import doctor
@@ -105,7 +106,6 @@ def output_of(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str
     return done.stdout
 
 
-@pytest.mark.slow
 def test_four_runs_with_a_quarter_of_a_gpu_each_are_placed_on_it_at_once(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +115,6 @@ def test_four_runs_with_a_quarter_of_a_gpu_each_are_placed_on_it_at_once(
     assert "given: [[0], [0], [0], [0]]" in output
 
 
-@pytest.mark.extended
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for a machine without GPUs")
 def test_doctor_and_runs_say_that_pytorch_cannot_use_them(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = output_of(SCRIPT, home, monkeypatch)

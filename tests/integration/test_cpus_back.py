@@ -120,6 +120,7 @@ def test_a_run_that_is_stopped_while_it_waits_for_room_does_not_take_it_later(
     all_back()
 
 
+@pytest.mark.extended
 def test_a_run_whose_controller_is_killed_starts_again(dataset: ray.ObjectRef, tmp_path: Path) -> None:
     """Its placement group is removed, or there would be no room."""
     failed: list[WorkersFailed] = []
