@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import os
 import re
 import subprocess
@@ -36,28 +35,12 @@ def trial(model: str = "resnet", topology: str = "1x1", batch: int = 16, seed: i
     workers = int(topology[0]) * int(topology[2])
     history = {"test/accuracy": (0.3, accuracy), "test/loss": (1.9, 1.6), "train/epoch_loss": (2.0, 1.5)}
     history["epoch_s"] = (40.0 / workers + seed, 40.0 / workers)
-    return Run(
-        f"bs{batch} {topology} seed{seed}",
-        f"{model}{batch}{topology}{seed}",
-        "FINISHED",
-        params={
-            "model": model,
-            "dataset": "cifar10",
-            "topology": topology,
-            "batch_size": str(batch),
-            "global_batch_size": str(batch * workers),
-            "seed": str(seed),
-            "device": "cpu",
-        },
-        metrics={
-            **{f"time/{name}_s": seconds + seed for name, seconds in PHASES.items()},
-            "test/accuracy": accuracy,
-            "images_per_s": 1000.0 * workers**0.9,
-        },
-        history={k: [Point(step, step, value) for step, value in enumerate(v, 1)] for k, v in history.items()},
-        confusion=[[8, 2], [3, 7]],
-        class_names=("cat", "a_dog"),
-    )
+    metrics = {f"time/{name}_s": seconds + seed for name, seconds in PHASES.items()}
+    metrics |= {"test/accuracy": accuracy, "images_per_s": 1000.0 * workers**0.9}
+    plain = studies.trial(topology, batch, seed, params={"model": model}, run_id=f"{model}{batch}{topology}{seed}")
+    points = {name: curves(name, values=values)[name] for name, values in history.items()}
+    given = {"confusion": [[8, 2], [3, 7]], "class_names": ("cat", "a_dog")}
+    return replace(plain, metrics=metrics, history=points, **given)
 
 
 def wrong(name: str) -> dict[str, Any]:
@@ -81,33 +64,57 @@ def heights(axes: Any) -> list[float]:
     return [bar.get_height() for container in axes.containers if hasattr(container, "patches") for bar in container]
 
 
+def dots(axes: Any) -> list[float]:
+    return [float(line.get_ydata()[0]) for line in axes.lines if line.get_marker() in "os^"]
+
+
+def axes_of(chart: Chart) -> list[Any]:
+    return list(chart.draw("light").axes)
+
+
+def styles(lines: list[Any]) -> set[tuple[Any, ...]]:
+    return {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
+
+
+def lines_of(axes: Any) -> list[tuple[list[float], list[float]]]:
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
+
+
+def titles(chart: Chart) -> list[str]:
+    return [axes.get_title() for axes in axes_of(chart)]
+
+
+def curves(*names: str, values: tuple[float, ...], every: int = 1) -> dict[str, list[Point]]:
+    return {name: [Point(n * every, n, value) for n, value in enumerate(values, 1)] for name in names}
+
+
+@pytest.fixture(scope="module")
+def vit() -> dict[str, Chart]:
+    """The charts of a grid of one model."""
+    return made(full(("vit",)))
+
+
 def test_a_full_grid_has_every_chart_and_a_panel_for_every_model() -> None:
     found = made(full())
     assert list(found) == EVERY
     for key in ("training_time", "accuracy", "scaling", "accuracy_by_time"):
-        assert [axes.get_title() for axes in found[key].draw("light").axes] == ["simple_cnn", "resnet", "vit"]
+        assert titles(found[key]) == ["simple_cnn", "resnet", "vit"]
     assert all(re.fullmatch(r"\w+", chart.key) and chart.title and chart.caption for chart in found.values())
 
 
-def test_bars_are_means_over_the_seeds_with_their_spread() -> None:
-    axes = made(study(trial(seed=1), trial(seed=3)))["training_time"].draw("light").axes[0]
+def test_bars_and_dots_are_means_over_the_seeds_with_their_spread() -> None:
+    """Accuracies are dots on an axis of their range, the same in every panel."""
+    (axes,) = axes_of(made(study(trial(seed=1), trial(seed=3)))["training_time"])
     assert heights(axes) == [82.0]
     spread = next(c for c in axes.containers if not hasattr(c, "patches"))
-    (segment,) = spread.lines[2][0].get_segments()
-    assert segment[:, 1] == pytest.approx([82 - 2**0.5, 82 + 2**0.5])
-
-
-def test_accuracies_are_dots_on_an_axis_of_their_range_in_every_panel() -> None:
+    assert spread.lines[2][0].get_segments()[0][:, 1] == pytest.approx([82 - 2**0.5, 82 + 2**0.5])
     runs = [trial(m, seed=n, accuracy=a + n / 100) for m, a in (("vit", 0.9), ("resnet", 0.95)) for n in (0, 1)]
-    chart = made(study(*runs))["accuracy"]
-    first, second = chart.draw("light").axes
-    assert heights(first) == []
+    first, second = axes_of(made(study(*runs))["accuracy"])
+    assert (heights(first), dots(first)) == ([], [90.5])
     assert first.get_ylim() == second.get_ylim()
     assert 85 < first.get_ylim()[0] < 90 < 96 < first.get_ylim()[1] < 100
-    assert heights_of_dots(first) == [90.5]
     (spread,) = first.containers
-    (segment,) = spread.lines[2][0].get_segments()
-    assert segment[:, 1] == pytest.approx([90.5 - 0.5**0.5, 90.5 + 0.5**0.5])
+    assert spread.lines[2][0].get_segments()[0][:, 1] == pytest.approx([90.5 - 0.5**0.5, 90.5 + 0.5**0.5])
 
 
 def test_runs_with_validation_images_are_drawn_with_their_figures_by_epoch() -> None:
@@ -122,9 +129,8 @@ def test_runs_with_validation_images_are_drawn_with_their_figures_by_epoch() -> 
     found = made(study(of(trial(accuracy=0.5), 0.6), of(trial(topology="1x2", accuracy=0.4), 0.8)))
     assert found["accuracy_by_time"].title == "Validation accuracy against training time"
     assert "after the chosen epoch" in found["accuracy"].caption
-    assert sorted(heights_of_dots(found["accuracy"].draw("light").axes[0])) == [39.0, 49.0]
-    titles = [axes.get_title() for axes in found["loss"].draw("light").axes]
-    assert titles == ["resnet: training loss", "resnet: validation loss"]
+    assert sorted(dots(axes_of(found["accuracy"])[0])) == [39.0, 49.0]
+    assert titles(found["loss"]) == ["resnet: training loss", "resnet: validation loss"]
     assert "bs16 1x2 seed1, the best finished run by validation (39.00 %)" in found["confusion"].caption
 
 
@@ -134,64 +140,49 @@ def test_the_matrix_of_a_run_that_the_test_has_chosen_says_so() -> None:
     assert "chosen" not in made(study(runs[0]))["confusion"].caption
 
 
-def heights_of_dots(axes: Any) -> list[float]:
-    return [float(line.get_ydata()[0]) for line in axes.lines if line.get_marker() in "os^"]
-
-
-def test_unfinished_runs_and_figures_that_were_not_measured_are_left_out() -> None:
-    without = trial(topology="2x2")
-    metrics = {name: value for name, value in without.metrics.items() if name != "time/training_s"}
-    failed = dataclasses.replace(trial(batch=64, accuracy=0.9), status="FAILED")
+def test_what_was_not_measured_is_left_out() -> None:
+    whole = trial(topology="2x2")
+    untimed = {name: value for name, value in whole.metrics.items() if name != "time/training_s"}
+    failed = replace(trial(batch=64, accuracy=0.9), status="FAILED")
     skipped = Run("bs64 2x2", "", "SKIPPED", params=trial("vit", "2x2", 64).params)
-    some = study(trial(), failed, skipped, dataclasses.replace(without, metrics=metrics))
-    axes = made(some)["training_time"].draw("light").axes
-    assert [one.get_title() for one in axes] == ["resnet"]
-    assert heights(axes[0]) == [81.0]
-    assert "50.00 %" in made(some)["confusion"].caption
-
-
-def test_there_is_no_chart_without_data() -> None:
+    some = made(study(trial(), failed, skipped, replace(whole, metrics=untimed)))
+    (axes,) = axes_of(some["training_time"])
+    assert (axes.get_title(), heights(axes)) == ("resnet", [81.0])
+    assert "50.00 %" in some["confusion"].caption
     assert made(study()) == {}
-    bare = dataclasses.replace(trial(), metrics={"test/accuracy": 0.5}, history={}, confusion=None)
+    bare = replace(trial(), metrics={"test/accuracy": 0.5}, history={}, confusion=None)
     assert list(made(study(bare))) == ["accuracy"]
     assert "scaling" not in made(study(trial(), trial(batch=64)))  # one number of workers: nothing scales
 
 
 def test_scaling_has_an_ideal_line_from_the_fewest_workers_and_a_spread() -> None:
-    fast = [
-        dataclasses.replace(trial(topology="2x2", seed=n), metrics={"images_per_s": s})
-        for n, s in ((1, 3000.0), (2, 3200.0))
-    ]
-    slow = dataclasses.replace(trial(topology="4x1"), metrics={"images_per_s": 100.0})
-    axes = made(study(trial(), slow, *fast))["scaling"].draw("light").axes[0]
-    line, ideal = axes.lines
-    assert list(line.get_xdata()) == list(ideal.get_xdata()) == [1, 4]
-    assert list(line.get_ydata()) == [1000, 3100]  # the fastest with four workers
-    assert ideal.get_linestyle() == ":"
-    assert list(ideal.get_ydata()) == [1000, 4000]
+    rates = [("2x2", 1, 3000.0), ("2x2", 2, 3200.0), ("4x1", 1, 100.0)]
+    runs = [replace(trial(topology=top, seed=n), metrics={"images_per_s": rate}) for top, n, rate in rates]
+    axes = axes_of(made(study(trial(), *runs))["scaling"])[0]
+    # The fastest with four workers
+    assert lines_of(axes) == [([1, 4], [1000, 3100]), ([1, 4], [1000, 4000])]
+    assert axes.lines[1].get_linestyle() == ":"
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1\n1x1", "4\n2x2\n4x1"]
     band = axes.collections[0].get_paths()[0].vertices
     assert max(band[:, 1]) == pytest.approx(3100 + 20000**0.5)
 
 
-def test_accuracy_is_drawn_at_the_seconds_trained_until_then() -> None:
-    (line,) = made(study(trial()))["accuracy_by_time"].draw("light").axes[0].lines
-    assert list(line.get_xdata()) == [41, 81]
-    assert list(line.get_ydata()) == [30, 50]
+def test_accuracy_is_drawn_at_the_seconds_trained_and_phases_stack_up_to_the_whole_time() -> None:
+    found = made(study(trial()))
+    assert lines_of(axes_of(found["accuracy_by_time"])[0]) == [([41, 81], [30, 50])]
+    (axes,) = axes_of(found["phases"])
+    widths = [bar.get_width() for container in axes.containers for bar in container]
+    assert widths == [seconds + 1 for seconds in PHASES.values()]
+    assert [text.get_text() for text in axes.texts] == ["101.00 s"]
 
 
 def test_losses_are_all_in_the_picture_and_not_flattened_by_the_first() -> None:
-    steep = {
-        name: [Point(n, n, value) for n, value in enumerate((90.0, 1.5, 1.0, 0.9), 1)]
-        for name in ("test/loss", "train/epoch_loss")
-    }
-    training, test = made(study(dataclasses.replace(trial(), history=steep)))["loss"].draw("light").axes
-    assert {training.get_title(), test.get_title()} == {"resnet: training loss", "resnet: test loss"}
+    names = ("test/loss", "train/epoch_loss")
+    steep, gentle = (curves(*names, values=(first, 1.5, 1.0, 0.9)) for first in (90.0, 2.3))
+    training, test = axes_of(made(study(replace(trial(), history=steep)))["loss"])
     assert training.get_ylim() == test.get_ylim()
-    assert training.get_yscale() == test.get_yscale() == "log"
-    gentle = {name: [Point(n, n, y) for n, y in enumerate((2.3, 1.1, 1.0, 0.9), 1)] for name in steep}
-    flat = made(study(dataclasses.replace(trial(), history=gentle)))["loss"].draw("light").axes[0]
-    assert flat.get_yscale() == "linear"
+    flat = axes_of(made(study(replace(trial(), history=gentle)))["loss"])[0]
+    assert [axes.get_yscale() for axes in (training, test, flat)] == ["log", "log", "linear"]
     for axes in (training, test, flat):
         (low, high), (left, right) = axes.get_ylim(), axes.get_xlim()
         assert all(low < y < high for line in axes.lines for y in line.get_ydata())
@@ -199,40 +190,19 @@ def test_losses_are_all_in_the_picture_and_not_flattened_by_the_first() -> None:
 
 
 def test_losses_of_a_single_epoch_are_those_of_its_steps() -> None:
-    history = {
-        "train/loss": [Point(step, step, value) for step, value in ((20, 2.0), (40, 3.0), (60, 1.5))],
-        "train/epoch_loss": [Point(1, 1, 1.7)],
-        "test/loss": [Point(1, 1, 1.2)],
-    }
-    chart = made(study(dataclasses.replace(trial(), history=history)))["loss"]
-    (axes,) = chart.draw("light").axes
-    assert [list(line.get_xdata()) for line in axes.lines] == [[20, 40, 60]]
-    assert [list(line.get_ydata()) for line in axes.lines] == [[2.0, 3.0, 1.5]]
+    history = curves("train/loss", values=(2.0, 3.0, 1.5), every=20)
+    history |= curves("train/epoch_loss", "test/loss", values=(1.7,))
+    chart = made(study(replace(trial(), history=history)))["loss"]
+    (axes,) = axes_of(chart)
+    assert lines_of(axes) == [([20, 40, 60], [2.0, 3.0, 1.5])]
     assert (chart.title, axes.get_xlabel()) == ("Loss by step", "optimizer step")
 
 
-def test_phases_stack_up_to_the_whole_time() -> None:
-    axes = made(study(trial()))["phases"].draw("light").axes[0]
-    widths = [bar.get_width() for container in axes.containers for bar in container]
-    assert widths == [seconds + 1 for seconds in PHASES.values()]
-    assert [text.get_text() for text in axes.texts] == ["101.00 s"]
-
-
-def test_series_differ_by_more_than_colour() -> None:
-    grouped = made(full())["training_time"].draw("light").axes[0]
-    assert len({container[0].get_hatch() for container in grouped.containers if hasattr(container, "patches")}) == 2
-    lines = made(full(("vit",)))["accuracy_by_time"].draw("light").axes[0].lines
-    assert len({(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}) == 6
-
-
-def test_a_colour_means_one_series_in_all_charts_of_a_report() -> None:
-    found = made(full(("vit",)))
-    pictures = {key: found[key].draw("light").axes[0] for key in EVERY if key != "confusion"}
-    bars = {
-        box.get_label(): matplotlib.colors.to_hex(box[0].get_facecolor())
-        for box in pictures["training_time"].containers
-        if hasattr(box, "patches")
-    }
+def test_a_colour_means_one_series_in_all_charts_and_series_differ_by_more(vit: dict[str, Chart]) -> None:
+    pictures = {key: axes_of(vit[key])[0] for key in EVERY if key != "confusion"}
+    boxes = [box for box in pictures["training_time"].containers if hasattr(box, "patches")]
+    assert len({box[0].get_hatch() for box in boxes}) == 2
+    bars = {box.get_label(): matplotlib.colors.to_hex(box[0].get_facecolor()) for box in boxes}
     assert len(set(bars.values())) == len(bars) == 2
     for key in ("scaling", "accuracy", "accuracy_by_time", "loss"):
         labelled = [line for line in pictures[key].lines if "batch" in line.get_label()]
@@ -240,6 +210,7 @@ def test_a_colour_means_one_series_in_all_charts_of_a_report() -> None:
     parts = {matplotlib.colors.to_hex(bar.get_facecolor()) for bar in pictures["phases"].patches}
     assert len(parts) == len(PHASES)
     assert not parts & set(bars.values())
+    assert len(styles(pictures["accuracy_by_time"].lines)) == 6
 
 
 def strategies() -> Sweep:
@@ -252,20 +223,16 @@ def strategies() -> Sweep:
     return studies.of_strategies(*runs)
 
 
-def test_thirteen_strategies_look_different_from_each_other() -> None:
+def test_thirteen_strategies_look_different_and_a_steps_parts_stack_up_to_the_iteration() -> None:
     found = made(strategies())
     assert list(found) == ["scaling", "accuracy", "training_time", "accuracy_by_time", "phases", "step"]
-    (axes,) = found["scaling"].draw("light").axes
+    (axes,) = axes_of(found["scaling"])
     lines = [line for line in axes.lines if line.get_marker() != "None"]
-    assert len({(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}) == len(lines) == 13
-    assert [text.get_text() for text in axes.figure.legends[0].get_texts()][:13] == STRATEGIES
+    assert len(styles(lines)) == len(lines) == 13
     by_time = found["accuracy_by_time"].draw("light")
     assert [one.get_title() for one in by_time.axes] == ["vgg11, 1x1", "vgg11, 1x2", "vgg11, 1x4"]
     assert [text.get_text() for text in by_time.legends[0].get_texts()] == STRATEGIES
-
-
-def test_a_steps_parts_are_stacked_up_to_the_iteration() -> None:
-    (axes,) = made(strategies())["step"].draw("light").axes
+    (axes,) = axes_of(found["step"])
     assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["gather_scatter, 1x1", "send_recv, 1x1"]
     first = [bar for container in axes.containers for bar in container if bar.get_y() < 0]
     assert [bar.get_width() for bar in first] == pytest.approx([1000 / 6] * 6)
@@ -282,35 +249,25 @@ def servers() -> Sweep:
     return replace(study(*runs), axes=axes)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        full,
-        lambda: study(replace(trial(), mistakes=[wrong("hard-leaved pocket orchid")] * 16)),
-        lambda: study(*many()),
-        strategies,
-        servers,
-    ],
-    ids=["grid", "one", "many", "strategies", "long names"],
-)
+def many() -> Sweep:
+    places = [f"{nodes}x{workers}" for nodes in range(1, 5) for workers in (1, 2, 4)]
+    return study(*(trial(topology=place, batch=batch) for place in places for batch in (8, 16)))
+
+
+def one() -> Sweep:
+    return study(replace(trial(), mistakes=[wrong("hard-leaved pocket orchid")] * 16))
+
+
+@pytest.mark.parametrize("make", [full, one, many, strategies, servers])
 def test_nothing_covers_anything(make: Callable[[], Sweep]) -> None:
-    for chart in charts.charts(Runs(make())):
+    for key, chart in made(make()).items():
         figure = chart.draw("light")
         figure.draw_without_rendering()
         boxes = [axes.get_tightbbox() for axes in figure.axes]
-        covered = [(a, b) for a in boxes for b in boxes if a is not b and a.shrunk(0.98, 0.98).overlaps(b)]
-        assert not covered, chart.key
-        for legend in figure.legends:
-            box = legend.get_window_extent()
-            assert not any(box.overlaps(axes.get_tightbbox()) for axes in figure.axes), chart.key
-            assert box.x0 >= 0, chart.key
-            assert box.x1 <= figure.bbox.x1, chart.key
-
-
-def many() -> list[Run]:
-    return [
-        trial(topology=f"{nodes}x{workers}", batch=b) for nodes in range(1, 5) for workers in (1, 2, 4) for b in (8, 16)
-    ]
+        assert not [a for a in boxes for b in boxes if a is not b and a.shrunk(0.98, 0.98).overlaps(b)], key
+        for box in (legend.get_window_extent() for legend in figure.legends):
+            assert not any(box.overlaps(other) for other in boxes), key
+            assert 0 <= box.x0 <= box.x1 <= figure.bbox.x1, key
 
 
 def test_text_has_the_colour_of_the_theme_and_the_page_shines_through() -> None:
@@ -322,32 +279,23 @@ def test_text_has_the_colour_of_the_theme_and_the_page_shines_through() -> None:
     assert matplotlib.rcParams["text.color"] == "black"  # nobody else's figures change
 
 
-def test_save_writes_the_same_two_files_every_time(tmp_path: Path) -> None:
-    chart = made(full(("vit",)))["scaling"]
-    paths = draw.save(chart, tmp_path)
-    assert [path.name for path in paths] == ["scaling.png", "scaling.svg"]
-    with Image.open(paths[0]) as picture:
+def test_files_are_the_same_every_time(vit: dict[str, Chart], tmp_path: Path) -> None:
+    """One for print has its fonts, and no title."""
+    png_file, svg_file, pdf_file = paths = draw.save(vit["scaling"], tmp_path, pdf=True)
+    assert [path.name for path in paths] == ["scaling.png", "scaling.svg", "scaling.pdf"]
+    with Image.open(png_file) as picture:
         assert picture.info["dpi"] == pytest.approx((160, 160), abs=0.1)
-    text = paths[1].read_text()
-    assert "<text" in text
-    assert "<dc:date>" not in text
-    draw.save(chart, tmp_path)
-    assert paths[1].read_text() == text
+    before = [path.read_bytes() for path in paths]
+    text = svg_file.read_text()
+    assert ("<text" in text, "<dc:date>" in text) == (True, False)
+    pdf = pdf_file.read_bytes()
+    assert (b"/FontFile2" in pdf, b"/Type3" in pdf) == (True, False)  # TrueType, whole in the file
+    draw.save(vit["scaling"], tmp_path, pdf=True)
+    assert [path.read_bytes() for path in paths] == before
 
 
-def test_a_chart_for_print_has_its_fonts_and_no_title(tmp_path: Path) -> None:
-    chart = made(full())["scaling"]
-    path = draw.save(chart, tmp_path, pdf=True)[-1]
-    assert path.name == "scaling.pdf"
-    text = path.read_bytes()
-    assert b"/FontFile2" in text  # TrueType, whole in the file
-    assert b"/Type3" not in text
-    draw.save(chart, tmp_path, pdf=True)
-    assert path.read_bytes() == text
-
-
-def test_embedded_svg_has_ids_of_its_own_that_all_its_references_find() -> None:
-    chart = made(full(("vit",)))["phases"]
+def test_embedded_svg_has_ids_of_its_own_that_all_its_references_find(vit: dict[str, Chart]) -> None:
+    chart = vit["phases"]
     ids: dict[str, list[str]] = {}
     for theme in ("light", "dark"):
         text = draw.svg(chart, theme)  # type: ignore[arg-type]
@@ -365,15 +313,14 @@ def test_the_images_most_surely_wrong_are_those_of_the_best_run(tmp_path: Path) 
     best = replace(trial(accuracy=0.6), mistakes=[wrong("cat"), wrong("a name that is far too long for it")] * 5)
     chart = made(study(best, replace(trial(seed=2), mistakes=[wrong("dog")])))["mistakes"]
     assert "resnet, bs16 1x1 seed1, the best finished run, chosen on the test set (60.00 %)" in chart.caption
-    titles = [axes.get_title() for axes in chart.draw("light").axes]
-    assert titles == ["cat\nas _$x$\n98.77 %", "a name that is f\nas _$x$\n98.77 %"] * 5
+    assert titles(chart) == ["cat\nas _$x$\n98.77 %", "a name that is f\nas _$x$\n98.77 %"] * 5
     assert "a name that is " in draw.svg(chart, "dark")
     draw.save(chart, tmp_path)
     assert "mistakes" not in made(study(trial(accuracy=0.6), replace(trial(seed=2), mistakes=[wrong("dog")])))
 
 
 def test_names_are_no_formulas(tmp_path: Path) -> None:
-    strange = dataclasses.replace(trial(), class_names=("$a^$", "_y $z$ \udce9\n"))
+    strange = replace(trial(), class_names=("$a^$", "_y $z$ \udce9\n"))
     chart = made(study(strange))["confusion"]
     text = draw.svg(chart, "light")
     assert "$a^$" in text
@@ -382,11 +329,19 @@ def test_names_are_no_formulas(tmp_path: Path) -> None:
 
 
 CHANGED = {"text.usetex": True, "figure.facecolor": "red", "lines.linewidth": 9, "savefig.bbox": "tight"}
+PROGRAM = """
+from pathlib import Path
+from cifar_ray.tracking import drawing
+with drawing.settings(): pass
+from tests.integration.test_charts import drawn
+drawn(Path("made"))
+"""
 
 
 def drawn(folder: Path) -> list[bytes]:
     folder.mkdir(exist_ok=True)
-    return [path.read_bytes() for chart in charts.charts(Runs(full(("vit",)))) for path in draw.save(chart, folder)]
+    found = made(full(("vit",)))
+    return [path.read_bytes() for key in ("scaling", "confusion") for path in draw.save(found[key], folder)]
 
 
 def test_what_a_user_has_set_of_matplotlib_changes_nothing(tmp_path: Path) -> None:
@@ -394,14 +349,10 @@ def test_what_a_user_has_set_of_matplotlib_changes_nothing(tmp_path: Path) -> No
     with matplotlib.rc_context(CHANGED):
         assert drawn(tmp_path / "changed") == plain
         assert {name: matplotlib.rcParams[name] for name in CHANGED} == CHANGED
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "matplotlibrc").write_text("\n".join(f"{name}: {value}" for name, value in CHANGED.items()))
-    program = "from tests.integration.test_charts import drawn; from pathlib import Path; drawn(Path('made'))"
-    root = Path(__file__).parents[2]
+    (tmp_path / "matplotlibrc").write_text("\n".join(f"{name}: {value}" for name, value in CHANGED.items()))
     backend = "module://matplotlib_inline.backend_inline"  # what Jupyter exports, without the package
-    environment = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(root), "PYTHONWARNINGS": "error"}
-    program = f"from cifar_ray.tracking import drawing\nwith drawing.settings(): pass\n{program}"
-    subprocess.run([sys.executable, "-c", program], cwd=other, env=environment, check=True, timeout=120)
+    environment = {"MPLBACKEND": backend, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONWARNINGS": "error"}
+    environment = {**os.environ, **environment}
+    subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, check=True, timeout=120)
     names = [path.name for path in (tmp_path / "plain").iterdir()]
-    assert all((other / "made" / one).read_bytes() == (tmp_path / "plain" / one).read_bytes() for one in names)
+    assert all((tmp_path / "made" / one).read_bytes() == (tmp_path / "plain" / one).read_bytes() for one in names)

@@ -51,9 +51,8 @@ def test_a_copy_has_the_modules_and_what_it_was_given(
     flags: list[str], python: list[str], script: str, tmp_path: Path
 ) -> None:
     environment = {"PATH": os.environ["PATH"], "HELLO": "there"}
-    done = subprocess.run(
-        [*python, *flags, script, "a", "b c"], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment
-    )
+    command = [*python, *flags, script, "a", "b c"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
     told = json.loads(done.stdout)
     assert told.pop("pid") != 0
     assert told == {
@@ -85,20 +84,15 @@ def test_multiprocessing_works_in_a_copy(python: list[str], tmp_path: Path) -> N
     assert (done.stdout.splitlines(), done.returncode) == (["from a child", "0 28 standard input"], 0), done.stderr
 
 
-def test_a_copy_ends_with_the_process_that_stands_for_it(python: list[str], script: str) -> None:
+@pytest.mark.parametrize("killed", ["client", "copy"])
+def test_a_copy_and_the_process_that_stands_for_it_end_together(killed: str, python: list[str], script: str) -> None:
     with subprocess.Popen([*python, script, "stay"], stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         copy = psutil.Process(json.loads(client.stdout.readline())["pid"])
         assert copy.pid != client.pid
-        client.send_signal(signal.SIGKILL)
-        copy.wait(timeout=10)
-
-
-def test_the_process_that_stands_for_a_copy_ends_with_it(python: list[str], script: str) -> None:
-    with subprocess.Popen([*python, script, "stay"], stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout is not None
-        os.kill(json.loads(client.stdout.readline())["pid"], signal.SIGKILL)
+        os.kill(client.pid if killed == "client" else copy.pid, signal.SIGKILL)
         client.wait(timeout=10)
+        copy.wait(timeout=10)
 
 
 def test_without_a_server_python_runs_the_script_itself(script: str, tmp_path: Path) -> None:
@@ -109,6 +103,7 @@ def test_without_a_server_python_runs_the_script_itself(script: str, tmp_path: P
     assert (told["torch"], told["words"]) == (False, ["a"])
 
 
+@pytest.mark.slow
 def test_a_server_that_is_prepared_is_taken_whatever_warnings_are_errors(
     tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,20 +112,24 @@ def test_a_server_that_is_prepared_is_taken_whatever_warnings_are_errors(
     (prepared,) = fork_server._prepared
     with fork_server.running(tmp_path) as runtime_env:
         command = f'exec {runtime_env["py_executable"]} "$@"'
-        words = ["bash", "-c", command, "bash", script, "a"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["bash", "-c", command, "bash", script, "a"], capture_output=True, text=True, timeout=60)
         assert json.loads(done.stdout)["torch"]
         assert not fork_server._prepared
     assert prepared.process.poll() is not None
 
 
+DRIVER = """
+import pathlib, sys, time
+from cifar_ray.orchestration.cluster import fork_server
+with fork_server.running(pathlib.Path(sys.argv[1])) as client:
+    print(client, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.slow
 def test_the_server_ends_with_the_driver(tmp_path: Path) -> None:
-    driver = (
-        "import pathlib, sys, time; from cifar_ray.orchestration.cluster import fork_server\n"
-        "with fork_server.running(pathlib.Path(sys.argv[1])) as client:\n"
-        "    print(client, flush=True); time.sleep(60)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", driver, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
         (server,) = psutil.Process(process.pid).children()

@@ -19,7 +19,7 @@ NORM: dict[str, object] = {"model": "resnet", "model_options": {"blocks": (1, 1)
 PLAIN: dict[str, object] = {"model": "simple_cnn"}
 CLOSE = 1e-5
 config = partial(small_config, steps_per_epoch=6, global_batch_size=48, log_every=1, precision="fp32")
-LONG = (pytest.mark.slow, pytest.mark.extended)
+pytestmark = pytest.mark.slow
 
 
 def last(folder: Path) -> checkpoint.Snapshot:
@@ -44,15 +44,14 @@ def test_the_same_to_the_last_bit_at_any_number_of_workers(tmp_path: Path) -> No
         config, "reproducible", epochs=3, freeze=("[0-3]",), unfreeze_epoch=2, lr_scale=("7=2",), ema=0.9,
         checkpoint_every=2, **{**NORM, "global_batch_size": 32},
     )  # fmt: skip
-    for topology in ("1x1", "1x2", "2x2"):
+    for topology in ("1x1", "1x2"):
         train_on_ranks(made(topology), tmp_path / topology)
     train_on_ranks(made("1x2"), tmp_path / "resumed", stop_after=5)
     train_on_ranks(made("2x2"), tmp_path / "resumed", stop_after=9)
     train_on_ranks(made("1x1"), tmp_path / "resumed")
-    assert len({digest(last(tmp_path / name)) for name in ("1x1", "1x2", "2x2", "resumed")}) == 1
+    assert len({digest(last(tmp_path / name)) for name in ("1x1", "1x2", "resumed")}) == 1
 
 
-@pytest.mark.slow
 def test_what_is_frozen_stays_and_learns_later_under_every_strategy(tmp_path: Path) -> None:
     """Batch norm's statistics, too. With a scaled loss, micro-batches and moving averages, where the strategy takes them.
 
@@ -79,67 +78,49 @@ def test_what_is_frozen_stays_and_learns_later_under_every_strategy(tmp_path: Pa
         assert same == (set() if name in strategy.UNFREEZING else trunk), name
 
 
-@pytest.mark.parametrize(
-    ("strategy", "topology", "values"),
-    [
-        ("ddp", "1x2", {"bucket_cap_mb": 0.01}),
-        pytest.param("ddp", "2x2", {"accumulate": 2, "ema": 0.9}, marks=LONG),
-        pytest.param("all_reduce", "1x2", {"optimizer": "adamw"}, marks=LONG),
-        pytest.param("gather_scatter", "1x2", {"clip_norm": 0.5}, marks=LONG),
-        pytest.param("send_recv", "1x2", {}, marks=LONG),
-        pytest.param("local_sgd", "1x3", {"strategy_options": {"sync_every": 2}}, marks=LONG),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
-)
-def test_an_interrupted_run_equals_an_uninterrupted_one(
-    strategy: str, topology: str, values: dict[str, object], tmp_path: Path
-) -> None:
+def test_an_interrupted_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     """Before and after the epoch from which on all learns; until then the trunk is as it was, to the last byte."""
     wanted = config(
-        strategy, topology, epochs=3, freeze=("[0-3]",), unfreeze_epoch=2, checkpoint_every=2, keep_checkpoints=9,
-        **NORM, **values,
+        "ddp", "1x2", epochs=3, freeze=("[0-3]",), unfreeze_epoch=2, checkpoint_every=2, keep_checkpoints=9,
+        bucket_cap_mb=0.01, **NORM,
     )  # fmt: skip
     train_on_ranks(wanted, tmp_path / "whole")
-    for stop in (3, 6, 11):
+    for stop in (3, 11):
         train_on_ranks(wanted, tmp_path / str(stop), stop_after=stop)
         train_on_ranks(wanted, tmp_path / str(stop))
-    assert len({digest(last(tmp_path / name)) for name in ("whole", "3", "6", "11")}) == 1
+    assert len({digest(last(tmp_path / name)) for name in ("whole", "3", "11")}) == 1
     begun, first = initial(wanted), checkpoint.load(tmp_path / "whole" / "step-00000006").weights
     trunk = {name for name in begun if name[0] in "0123"}
     assert {name for name in begun if torch.equal(first[name], begun[name])} == trunk
     assert changed(tmp_path / "whole", wanted) == begun.keys()
 
 
-@pytest.mark.parametrize(
-    ("strategy", "topology"),
-    [
-        ("ddp", "1x2"),
-        ("fsdp", "1x2"),
-        *(pytest.param(*each, marks=LONG) for each in (("all_reduce", "1x3"), ("send_recv", "2x2"))),
-    ],
-)
-def test_strategies_that_are_close_are_so_with_frozen_parameters_and_groups(
-    strategy: str, topology: str, tmp_path: Path
-) -> None:
+def apart(mine: checkpoint.Snapshot, alone: checkpoint.Snapshot) -> float:
+    """The largest difference of a weight, relative to the largest weight of its tensor."""
+    return max(
+        float((mine.weights[name] - weight).abs().max() / weight.abs().max()) for name, weight in alone.weights.items()
+    )
+
+
+def test_strategies_that_are_close_are_so_with_frozen_parameters_and_groups(tmp_path: Path) -> None:
     values: dict[str, object] = {**PLAIN, "freeze": ("0",), "lr_scale": ("[!0]=0.5", "*.bias=2"), "epochs": 1}
-    wanted = config(strategy, topology, **values)
-    train_on_ranks(wanted, tmp_path / "together")
     train_on_ranks(config("ddp", "1x1", **values), tmp_path / "alone")
-    mine, alone = last(tmp_path / "together"), last(tmp_path / "alone")
-    for name, weight in alone.weights.items():
-        assert float((mine.weights[name] - weight).abs().max() / weight.abs().max()) < CLOSE, name
-    assert mine.optimizer["state"].keys() == alone.optimizer["state"].keys()
-    assert changed(tmp_path / "together", wanted) == {name for name in alone.weights if name[0] != "0"}
+    alone = last(tmp_path / "alone")
+    for name in ("ddp", "fsdp"):
+        wanted = config(name, "1x2", **values)
+        train_on_ranks(wanted, tmp_path / name)
+        mine = last(tmp_path / name)
+        assert apart(mine, alone) < CLOSE, name
+        assert mine.optimizer["state"].keys() == alone.optimizer["state"].keys()
+        assert changed(tmp_path / name, wanted) == {key for key in alone.weights if key[0] != "0"}
 
 
-@pytest.mark.parametrize("strategy", ["gpipe", "model_parallel"])
-def test_stages_learn_at_their_own_rates(strategy: str, tmp_path: Path) -> None:
+def test_stages_learn_at_their_own_rates(tmp_path: Path) -> None:
     values: dict[str, object] = {**PLAIN, "epochs": 1, "lr_scale": ("0=0.1", "*.bias=2")}
-    train_on_ranks(config(strategy, "1x2", **values), tmp_path / "together")
     train_on_ranks(config("ddp", "1x1", **values), tmp_path / "alone")
-    mine, alone = (last(tmp_path / name).weights for name in ("together", "alone"))
-    for name, weight in alone.items():
-        assert float((mine[name] - weight).abs().max() / weight.abs().max()) < CLOSE, name
+    for name in ("gpipe", "model_parallel"):
+        train_on_ranks(config(name, "1x2", **values), tmp_path / name)
+        assert apart(last(tmp_path / name), last(tmp_path / "alone")) < CLOSE, name
 
 
 def test_hogwild_leaves_what_is_frozen_alone(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from torch import Tensor
 from cifar_ray import data
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.model import ModelName
 from cifar_ray.config.sections import AugmentName
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import loader
@@ -37,7 +36,7 @@ from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import arithmetic, checkpoint, recipe, setup
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started, Traced
+from cifar_ray.training.observer import Launch, Row, SavedCheckpoint
 
 HERE = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if HERE else torch.device("cpu")
@@ -50,6 +49,7 @@ pytestmark = [
 ]
 ALONE = ["gather_scatter", "send_recv", "all_reduce", "local_sgd", "fsdp", "reproducible"]
 TOGETHER = ["ddp", "all_reduce", "gather_scatter", "send_recv", "fsdp", "gpipe", "one_f_one_b", "model_parallel"]
+IMAGE_MODELS = ["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "speednet", "vit"]
 AUGMENTS = [name for name in get_args(AugmentName) if name != "none"]
 
 
@@ -64,9 +64,7 @@ class Recorder:
         self.losses: list[float] = []
         self.saved: list[Path] = []
         self._stop_after = stop_after
-
-    def started(self, event: Started) -> None:
-        pass
+        self.started = self.epoch_done = self.traced = lambda event: None
 
     def step_done(self, epoch: int, step: int, row: Row | None) -> None:
         if row is not None:
@@ -74,14 +72,8 @@ class Recorder:
         if step == self._stop_after:
             raise Stopped
 
-    def epoch_done(self, record: EpochRecord) -> None:
-        pass
-
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
         self.saved.append(saved.path)
-
-    def traced(self, event: Traced) -> None:
-        pass
 
 
 def config(strategy: str = "ddp", topology: str = "1x1", **values: Any) -> ResolvedConfig:
@@ -90,16 +82,25 @@ def config(strategy: str = "ddp", topology: str = "1x1", **values: Any) -> Resol
     return recipe.resolve(TrainConfig(**{**usual, "strategy": strategy, "topology": topology, **values}))
 
 
+def prepared(config: ResolvedConfig, folder: Path, worker: Worker | None = None, dataset: Dataset | None = None) -> Any:
+    here, launch = worker or Worker(device=DEVICE), Launch(time.time(), 0.0)
+    return setup.prepare(config, Decided.asked(config), dataset or data.load("digits"), folder, here, launch)
+
+
 def train(
     config: ResolvedConfig, folder: Path, worker: Worker | None = None, stop_after: int | None = None
 ) -> tuple[str, list[float]]:
     """SHA-256 of the newest checkpoint's weights, on rank 0, and the losses of every step."""
     recorder = Recorder(stop_after)
     with suppress(Stopped):
-        here, launch = worker or Worker(device=DEVICE), Launch(time.time(), 0.0)
-        fit(setup.prepare(config, Decided.asked(config), data.load("digits"), folder, here, launch), recorder)
+        fit(prepared(config, folder, worker), recorder)
     digest = checkpoint.read(recorder.saved[-1]).weights_sha256 if recorder.saved else ""
     return digest, recorder.losses
+
+
+def losses(*arguments: Any, **values: Any) -> list[float]:
+    """The losses of every step of :func:`train`."""
+    return train(*arguments, **values)[1]
 
 
 class OnItsWay:
@@ -134,12 +135,11 @@ def _on_rank(config: ResolvedConfig, folder: Path, rank: int) -> tuple[str, list
 
 
 def on_ranks(config: ResolvedConfig, folder: Path) -> tuple[str, list[float]]:
-    """What rank 0 of several processes finds, all on the one GPU."""
+    """What rank 0 of several processes comes to, all on the one GPU."""
     folder.mkdir()
-    ranks = range(config.world_size)
     with ProcessPoolExecutor(config.world_size, get_context("spawn")) as pool:
-        found = [pool.submit(_on_rank, config, folder, rank) for rank in ranks]
-        return next(one.result(timeout=300) for one in found)
+        ranks = [pool.submit(_on_rank, config, folder, rank) for rank in range(config.world_size)]
+        return ranks[0].result(timeout=300)
 
 
 @contextmanager
@@ -159,13 +159,12 @@ def joined(backend: str, store: Path, rank: int = 0, count: int = 1) -> Iterator
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of one worker on the device."""
-    return train(config(), tmp_path_factory.mktemp("alone"))[1]
+    return losses(config(), tmp_path_factory.mktemp("alone"))
 
 
 def test_the_gpu_learns_what_the_cpu_learns(alone: list[float], tmp_path: Path) -> None:
-    on_cpu = train(config(device="cpu"), tmp_path, Worker())[1]
     assert alone[-1] < alone[0]
-    assert alone == pytest.approx(on_cpu, rel=1e-2)
+    assert alone == pytest.approx(losses(config(device="cpu"), tmp_path, Worker()), rel=1e-2)
 
 
 def colour_images() -> Dataset:
@@ -191,9 +190,7 @@ def test_nothing_waits_for_the_gpu_within_a_step(
 ) -> None:
     monkeypatch.setattr(loader, "AHEAD", 128)  # a block is made in every second step
     asked = config(model=model, precision=arithmetic, dataset="cifar10", compile=compiled)
-    state = setup.prepare(
-        asked, Decided.asked(asked), colour_images(), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0)
-    )
+    state = prepared(asked, tmp_path, dataset=colour_images())
     strategy = state.strategy
     state.clock.start()
     if HERE:
@@ -212,12 +209,10 @@ def test_nothing_waits_for_the_gpu_within_a_step(
     assert state.clock.iterations()["iteration_mean_s"] > 0
 
 
-COMPILED: dict[str, Any] = {
-    "model": "resnet",
-    "model_options": {"blocks": (1,), "width": 8},
-    "augment": "none",
-    "steps_per_epoch": 5,
-}
+RESNET: dict[str, Any] = {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}, "epochs": 1}
+SHORT: dict[str, Any] = {"steps_per_epoch": 3, "epochs": 1, "lr": 1e-4}
+COMPILED: dict[str, Any] = {"model": "resnet", "model_options": {"blocks": (1,), "width": 8}}
+COMPILED |= {"augment": "none", "steps_per_epoch": 5}
 
 
 @pytest.mark.parametrize(
@@ -231,10 +226,10 @@ def test_a_compiled_network_learns_what_it_learns_without(values: dict[str, Any]
 
     torch.compiler.reset()
     counters.clear()
-    compiled = train(config(**COMPILED, **values, compile=True), tmp_path / "compiled")[1]
+    compiled = losses(config(**COMPILED, **values, compile=True), tmp_path / "compiled")
     assert counters["stats"]["unique_graphs"] == 1
     assert counters["inductor"]["cudagraph_skips"] == 0
-    plain = train(config(**COMPILED, **values), tmp_path / "plain")[1]
+    plain = losses(config(**COMPILED, **values), tmp_path / "plain")
     assert compiled == pytest.approx(plain, rel=0.05 if "precision" in values else 2e-3)
 
 
@@ -249,16 +244,15 @@ def test_two_compiled_workers_learn_what_they_learn_without(values: dict[str, An
 @pytest.mark.parametrize("model", ["simple_cnn", "resnet"])
 @pytest.mark.parametrize("values", [{}, {"clip_norm": 1.0, "accumulate": 2}], ids=["plain", "clip-accumulate"])
 def test_a_model_begins_in_float16_as_in_float32(model: str, values: dict[str, Any], tmp_path: Path) -> None:
-    short: dict[str, Any] = {"model": model, "steps_per_epoch": 3, "epochs": 1, "lr": 1e-4, **values}
-    fp16 = train(config(precision="fp16", **short), tmp_path / "fp16")[1]
-    assert fp16 == pytest.approx(train(config(**short), tmp_path / "fp32")[1], rel=0.02)
+    asked = {"model": model, **SHORT, **values}
+    fp16, fp32 = (losses(config(precision=each, **asked), tmp_path / each) for each in ("fp16", "fp32"))
+    assert fp16 == pytest.approx(fp32, rel=0.02)
 
 
-@pytest.mark.parametrize("model", get_args(ModelName))
+@pytest.mark.parametrize("model", IMAGE_MODELS)
 def test_every_model_begins_in_bfloat16_as_in_float32(model: str, tmp_path: Path) -> None:
-    short: dict[str, Any] = {"model": model, "steps_per_epoch": 3, "epochs": 1, "lr": 1e-4, "log_every": 1}
-    bf16 = train(config(precision="bf16", **short), tmp_path / "bf16")[1]
-    assert bf16 == pytest.approx(train(config(**short), tmp_path / "fp32")[1], rel=0.15)  # of resnet50
+    bf16, fp32 = (losses(config(model=model, precision=each, **SHORT), tmp_path / each) for each in ("bf16", "fp32"))
+    assert bf16 == pytest.approx(fp32, rel=0.15)  # of resnet50
 
 
 def test_a_network_that_fills_the_gpu_trains_in_bfloat16() -> None:
@@ -304,35 +298,35 @@ def test_the_gpu_is_shown_images_that_stay_on_disk(
 def test_one_worker_of_any_strategy_comes_to_the_losses_of_plain_training(
     strategy: str, alone: list[float], tmp_path: Path
 ) -> None:
-    assert train(config(strategy), tmp_path)[1] == pytest.approx(alone, rel=1e-3)
+    assert losses(config(strategy), tmp_path) == pytest.approx(alone, rel=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "torch.optim:RMSprop"])
 def test_replicas_that_average_now_and_then(optimizer: str, tmp_path: Path) -> None:
     values = {"optimizer": optimizer, "lr": 1e-3, "weight_decay": 0.0} if optimizer != "sgd" else {}
-    losses = on_ranks(config("local_sgd", "1x2", **values), tmp_path / "two")[1]
-    assert np.isfinite(losses).all()
-    assert losses[-1] < losses[0]
+    found = on_ranks(config("local_sgd", "1x2", **values), tmp_path / "two")[1]
+    assert np.isfinite(found).all()
+    assert found[-1] < found[0]
 
 
 def test_a_model_and_an_optimizer_of_ones_own(tmp_path: Path) -> None:
     own = {"model": "tests.support.nets:build", "optimizer": "torch.optim:RMSprop", "weight_decay": 0.0, "lr": 1e-3}
     asked = config(**own, epochs=1)
-    assert train(asked, tmp_path / "here")[1] == pytest.approx(train(asked, tmp_path / "cpu", Worker())[1], rel=1e-2)
+    assert losses(asked, tmp_path / "here") == pytest.approx(losses(asked, tmp_path / "cpu", Worker()), rel=1e-2)
 
 
 @pytest.mark.parametrize("hook", ["fp16", "bf16", "powersgd"])
 def test_gradients_that_are_compressed(hook: str, alone: list[float], tmp_path: Path) -> None:
-    losses = on_ranks(config("ddp", "1x2", strategy_options={"comm_hook": hook}), tmp_path / "two")[1]  # type: ignore[arg-type]
-    assert losses[:20] == pytest.approx(alone[:20], rel=0.1)
-    assert losses[-1] < losses[0]
+    found = on_ranks(config("ddp", "1x2", strategy_options={"comm_hook": hook}), tmp_path / "two")[1]
+    assert found[:20] == pytest.approx(alone[:20], rel=0.1)
+    assert found[-1] < found[0]
 
 
 @pytest.mark.parametrize(
     "values", [{"accumulate": 2}, {"ema": 0.9}, {"clip_norm": 0.5}], ids=lambda values: next(iter(values))
 )
 def test_two_workers_with_an_option_come_to_the_losses_of_one(values: dict[str, Any], tmp_path: Path) -> None:
-    one = train(config(**values), tmp_path / "one")[1]
+    one = losses(config(**values), tmp_path / "one")
     assert on_ranks(config("ddp", "1x2", **values), tmp_path / "two")[1] == pytest.approx(one, rel=1e-3)
 
 
@@ -348,22 +342,16 @@ def test_nccl_with_one_rank(tmp_path: Path, alone: list[float]) -> None:
         one = torch.ones(3, device=DEVICE)
         dist.all_reduce(one)
         assert one.tolist() == [1, 1, 1]
-        assert train(config(), tmp_path / "run")[1] == pytest.approx(alone, rel=1e-3)
+        assert losses(config(), tmp_path / "run") == pytest.approx(alone, rel=1e-3)
 
 
 def test_batch_norm_over_all_workers(tmp_path: Path) -> None:
-    values: dict[str, Any] = {
-        "model": "resnet",
-        "model_options": {"blocks": (1, 1), "width": 8},
-        "steps_per_epoch": 5,
-        "epochs": 1,
-    }
     if not HERE:
         with pytest.raises(ConfigError, match="needs GPUs"):
-            train(config(sync_batchnorm=True, **values), tmp_path)
+            train(config(sync_batchnorm=True, **RESNET), tmp_path)
         return
-    one = train(config(**values), tmp_path / "one")[1]
-    two = on_ranks(config("ddp", "1x2", sync_batchnorm=True, **values), tmp_path / "two")[1]
+    one = losses(config(**RESNET, steps_per_epoch=5), tmp_path / "one")
+    two = on_ranks(config("ddp", "1x2", sync_batchnorm=True, **RESNET, steps_per_epoch=5), tmp_path / "two")[1]
     assert two == pytest.approx(one, rel=1e-2)
 
 
@@ -374,48 +362,34 @@ def test_one_process_with_two_gpus(alone: list[float], tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="needs several GPUs"):
             train(asked, tmp_path)
         return
-    assert train(asked, tmp_path, Worker(device=DEVICE, gpus=(0, 1)))[1] == pytest.approx(alone, rel=1e-3)
+    assert losses(asked, tmp_path, Worker(device=DEVICE, gpus=(0, 1))) == pytest.approx(alone, rel=1e-3)
 
 
 def test_a_run_goes_on_from_its_checkpoint(alone: list[float], tmp_path: Path) -> None:
     asked = config(checkpoint_every=5)
-    begun = train(asked, tmp_path, stop_after=17)[1]
-    again = train(asked, tmp_path)[1]
-    assert begun[:15] + again == pytest.approx(alone, rel=1e-3)
+    begun = losses(asked, tmp_path, stop_after=17)[:15]
+    assert begun + losses(asked, tmp_path) == pytest.approx(alone, rel=1e-3)
 
 
 @pytest.mark.parametrize("model", ["simple_cnn", "vit", "speednet"])
 def test_a_checkpoint_goes_from_the_gpu_to_a_cpu_and_back(model: str, tmp_path: Path) -> None:
     """With SGD and momentum, with AdamW and its count of steps, and with averaged weights."""
     asked = config(model=model, checkpoint_every=5, epochs=1)
-    never_moved = train(asked, tmp_path / "stays")[1]
-    moved = train(asked, tmp_path / "moves", stop_after=7)[1][:5]
-    moved += train(asked, tmp_path / "moves", Worker(), stop_after=12)[1][:5]
-    moved += train(asked, tmp_path / "moves")[1]
-    assert moved == pytest.approx(never_moved, rel=2e-2)
+    moved = losses(asked, tmp_path / "moves", stop_after=7)[:5]
+    moved += losses(asked, tmp_path / "moves", Worker(), stop_after=12)[:5]
+    moved += losses(asked, tmp_path / "moves")
+    assert moved == pytest.approx(losses(asked, tmp_path / "stays"), rel=2e-2)
 
 
 def test_the_test_set_is_counted_alike_on_both(tmp_path: Path) -> None:
-    asked = config(epochs=1)
-    state = setup.prepare(
-        asked, Decided.asked(asked), data.load("digits"), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0)
-    )
-    on_device = Evaluator(data.load("digits"), Worker(device=DEVICE), Classification(TrainConfig()))(
-        state.strategy.model
-    )
-    on_cpu = Evaluator(data.load("digits"), Worker(), Classification(TrainConfig()))(state.strategy.model.cpu())
+    model = prepared(config(epochs=1), tmp_path).strategy.model
+    digits, task = data.load("digits"), Classification(TrainConfig())
+    on_device = Evaluator(digits, Worker(device=DEVICE), task)(model)
+    on_cpu = Evaluator(digits, Worker(), task)(model.cpu())
     assert on_device.confusion == on_cpu.confusion
     assert on_device.metrics["loss"] == pytest.approx(on_cpu.metrics["loss"], rel=1e-5)
 
 
 def test_reproducible_has_the_same_bits_on_one_worker_and_two(tmp_path: Path) -> None:
-    values: dict[str, Any] = {
-        "model": "resnet",
-        "model_options": {"blocks": (1, 1), "width": 8},
-        "steps_per_epoch": 10,
-        "epochs": 1,
-    }
-    one = train(config("reproducible", **values), tmp_path / "one")
-    two = on_ranks(config("reproducible", "1x2", **values), tmp_path / "two")
-    assert one[1] == two[1]
-    assert one[0] == two[0]
+    one = train(config("reproducible", **RESNET, steps_per_epoch=10), tmp_path / "one")
+    assert on_ranks(config("reproducible", "1x2", **RESNET, steps_per_epoch=10), tmp_path / "two") == one

@@ -14,25 +14,14 @@ from tests.support.person import Person
 
 def held(person: Person, dataset: str) -> list[tuple[int, int]]:
     """Bytes that each of two workers has for itself, and has touched of Ray's object store, in steps of ``dataset``."""
-    words = ["--dataset", dataset, "--model", "simple_cnn", "--topology", "1x2", "--global-batch-size", "64"]
-    endless = [
-        "--steps-per-epoch",
-        "20",
-        "--test-images",
-        "64",
-        "--epochs",
-        "100000",
-        "--log-models",
-        "none",
-        "--run-name",
-        dataset,
-    ]
-    with person.starts("train", *words, *endless) as run:
+    words = f"--dataset {dataset} --model simple_cnn --topology 1x2 --global-batch-size 64 --steps-per-epoch 20"
+    words += f" --test-images 64 --epochs 100000 --log-models none --run-name {dataset}"
+    with person.starts("train", *words.split()) as run:
         run.until("epoch 2/")
-        found = [_memory(worker["pid"]) for worker in person.placement(dataset)]
-        run.process.send_signal(signal.SIGINT)
+        memory = [_memory(worker["pid"]) for worker in person.placement(dataset)]
+        run.kill(signal.SIGINT)
         assert run.end() == 130
-    return found
+    return memory
 
 
 def _memory(pid: int) -> tuple[int, int]:
