@@ -1,8 +1,9 @@
 """Train on emulated nodes with workers that are forked, so that none of them spends seconds on imports.
 
-The process that forks has imported torch and has started no thread. A node is a network namespace as slow_network.py
-makes it, and every worker has the same share of a CPU, at any number of workers, as in emulated_cluster.py. It is held
-to its share from the first step on, of which no clock tells. Import this before torch: it sets one thread.
+Nothing is measured here; bottlenecks.py and validated.py train by it. The process that forks has imported torch and has
+started no thread. A node is a network namespace of network.py, and every worker has the same share of a CPU, at any
+number of workers. It is held to its share from the first step on, of which no clock tells. Import this before torch: it
+sets one thread.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import emulated_cluster
-import slow_network as network
+import network
 import torch
 import torch._dynamo  # as the first optimizer of a process does
 import torchmetrics  # noqa: F401  # and the first evaluation: both take seconds
@@ -45,6 +45,7 @@ from cifar_ray.training.setup import TrainingState
 
 NODES, WORKERS = 4, 4
 """At most."""
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CLONE_NEWNET = 0x40000000
 _ports = itertools.count(29500)
 
@@ -55,27 +56,20 @@ def nodes(share: float | None = None) -> Iterator[list[Path]]:
 
     Without a share there are no groups.
     """
-    for number in network.ENDINGS:
+    for number in ENDINGS:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(network.check_machine())
-        network.remove_all()
-        stack.callback(network.remove_all)
-        network.build(NODES)
+    with network.nodes(NODES):
         if share is None:
             yield []
         else:
-            held = stack.enter_context(emulated_cluster.Share(share))
-            yield [held.group() for _ in range(WORKERS)]
+            with network.Share(share) as held:
+                yield [held.group() for _ in range(WORKERS)]
 
 
 def resolved(words: list[str], topology: Topology) -> ResolvedConfig:
     """What the workers train."""
-    return recipe.resolve(
-        dataclasses.replace(
-            runfile.load(None, flags.parse(TrainConfig, words, "cifar-ray train")), topology=str(topology)
-        )
-    )
+    config = runfile.load(None, flags.parse(TrainConfig, words, "cifar-ray train"))
+    return recipe.resolve(dataclasses.replace(config, topology=str(topology)))
 
 
 def train(groups: list[Path], topology: Topology, rate: str, words: list[str], limit_s: float) -> Run:
@@ -83,21 +77,15 @@ def train(groups: list[Path], topology: Topology, rate: str, words: list[str], l
 
     The other arguments, and what is raised, are those of :func:`run`.
     """
-    figures = run(topology, rate, words, limit_s, lambda of: of.times | _memory(of), groups=groups)
+
+    def tell(of: Outcome) -> dict[str, float]:
+        return {**of.times, "peak_memory_mib": of.metrics["peak_memory_mib"]}
+
+    config, figures = resolved(words, topology), run(topology, rate, words, limit_s, tell, groups=groups)
     tags = {"cifar_ray.command": shlex.join(["cifar-ray", "train", *words])}
     tags[HARDWARE_TAG] = f"{hardware.describe(torch.device('cpu'))}, emulated"
-    return Run(
-        " ".join(words),
-        "-",
-        "FINISHED",
-        params=runfile.params(resolved(words, topology), Decided.asked(resolved(words, topology))),
-        tags=tags,
-        metrics=figures,
-    )
-
-
-def _memory(outcome: Outcome) -> dict[str, float]:
-    return {"peak_memory_mib": outcome.metrics["peak_memory_mib"]}
+    params = runfile.params(config, Decided.asked(config))
+    return Run(" ".join(words), "-", "FINISHED", params=params, tags=tags, metrics=figures)
 
 
 def run(
@@ -123,19 +111,14 @@ def run(
     Raises:
         ChildProcessError: with the last lines of the worker that failed, or when it took longer than ``limit_s``.
     """
-    network.shape(topology.nodes, rate, None)
-    config, port = resolved(words, topology), next(_ports)
-    _read(config.dataset)
+    network.shape(topology.nodes, rate)
+    dataset, fork = _read(resolved(words, topology).dataset), multiprocessing.get_context("fork")
     with network.temporary_folder() as name:
-        folder = Path(name)
-        fork = multiprocessing.get_context("fork")
-        place = functools.partial(
-            _work, topology=topology, port=port, words=words, folder=folder, tell=tell, begin=begin
-        )
-        workers = [
-            fork.Process(target=place, args=(rank, groups[rank] if groups else None), daemon=True)
-            for rank in range(topology.world_size)
-        ]
+        folder, port, workers = Path(name), next(_ports), []
+        for rank in range(topology.world_size):
+            group = groups[rank] if groups else None
+            args = (rank, group, topology, port, words, folder, dataset, tell, begin)
+            workers.append(fork.Process(target=_work, args=args, daemon=True))
         end = time.monotonic() + limit_s
         try:
             for worker in workers:
@@ -151,8 +134,8 @@ def run(
         # One that was killed just now, because another failed, has nothing to say.
         status, rank = max((worker.exitcode or 0, rank) for rank, worker in enumerate(workers))
         if status or any(worker.exitcode for worker in workers):
-            said = (folder / f"{rank}.txt").read_text(errors="replace")
-            raise ChildProcessError(f"rank {rank} failed:\n{network.last_words(said)}")
+            said = (folder / f"{rank}.txt").read_text(errors="replace").splitlines()
+            raise ChildProcessError("\n".join([f"rank {rank} failed:", *said[-20:]]))
         return json.loads((folder / "told.json").read_text())
 
 
@@ -169,6 +152,7 @@ def _work(
     port: int,
     words: list[str],
     folder: Path,
+    dataset: data.Dataset,
     tell: Callable[[Outcome], Any],
     begin: Callable[[int], None],
 ) -> None:
@@ -177,7 +161,7 @@ def _work(
     with (folder / f"{rank}.txt").open("wb") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
-    for number in network.ENDINGS:
+    for number in ENDINGS:
         signal.signal(number, signal.SIG_DFL)
     with Path("/run/netns", network.node(node)).open() as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
@@ -186,7 +170,7 @@ def _work(
     place |= {"LOCAL_WORLD_SIZE": topology.workers_per_node, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in place.items()}
     os.environ |= {"MASTER_ADDR": f"{network.SUBNET}.1", "GLOO_SOCKET_IFNAME": "eth0"}
-    prepare, dataset = torchrun.prepare, _read(resolved(words, topology).dataset)
+    prepare = torchrun.prepare
 
     def held(*args: Any) -> TrainingState:
         state = prepare(*args)
