@@ -29,7 +29,7 @@ import multiprocessing
 import os
 import signal
 import statistics
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any
 
 import forked  # before torch
-import network
 import record
 import torch
 
@@ -53,13 +52,8 @@ from cifar_ray.training.rank_times import PARTS
 
 QUIET = ("1x1", "1x2", "2x1", "2x2")
 CASES = {"stopped": "1x2", "competitor": "1x2", "loader": "1x2", "loaders": "1x2", "link": "2x1"}
-WANTED = {
-    "stopped": ("slow rank", [1]),
-    "competitor": ("slow rank", [1]),
-    "loader": ("slow data", [1]),
-    "loaders": ("slow data", []),
-    "link": ("slow link", []),
-}
+WANTED = {"stopped": ("slow rank", [1]), "competitor": ("slow rank", [1]), "loader": ("slow data", [1])}
+WANTED |= {"loaders": ("slow data", []), "link": ("slow link", [])}
 ALARMS = ("slow rank", "slow data", "slow link")
 _PERIOD_S = 0.05
 
@@ -119,13 +113,13 @@ def compete() -> None:
         pass
 
 
-def train(given: argparse.Namespace, topology: str, case: str, step_s: float) -> dict[str, Any]:
+def train(nodes: forked.Nodes, given: argparse.Namespace, topology: str, case: str, step_s: float) -> dict[str, Any]:
     """One run with one thing slow, or none: its verdict, and the load of the machine before it.
 
     ``step_s`` is that of a step undisturbed.
     """
     longer_s, load = given.slower * step_s, os.getloadavg()[0]
-    with network.temporary_folder() as name, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder, sleeps, rate = Path(name), {}, "none"
         if case == "stopped":
             stack.enter_context(beside(stop, folder, given.slower / (1 + given.slower)))
@@ -139,7 +133,7 @@ def train(given: argparse.Namespace, topology: str, case: str, step_s: float) ->
         words += [str(given.steps), "--global-batch-size", str(given.images), "--cpus-per-worker", "1"]
         words += ["--precision", "fp32", "--device", "cpu", "--test-images", "100"]
         first = partial(begin, folder=folder, sleeps=sleeps, is_bound=case == "competitor")
-        told = forked.run(parse(topology), rate, words, 300, tell, first)
+        told = forked.run(nodes, parse(topology), rate, words, 300, tell, first)
     return told | {"load": load}
 
 
@@ -149,20 +143,20 @@ def gradient_bytes(given: argparse.Namespace) -> int:
     return 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
-def measure(given: argparse.Namespace) -> tuple[list[record.Row], dict[str, Any]]:
+def measure(nodes: forked.Nodes, given: argparse.Namespace) -> tuple[list[record.Row], dict[str, Any]]:
     """All runs in turn, a round of every case after the other."""
     found: dict[str, list[dict[str, Any]]] = {}
     quiet = QUIET if "quiet" in given.only else ()
     cases = [case for case in CASES if case in given.only]
     undisturbed = {}
     for topology in {CASES[case] for case in cases}:
-        undisturbed[topology] = train(given, topology, "", 0.0)["step_s"]
+        undisturbed[topology] = train(nodes, given, topology, "", 0.0)["step_s"]
     turns = [(f"quiet {topology}", topology, "", given.quiet) for topology in quiet]
     turns += [(case, CASES[case], case, given.slowed) for case in cases]
     for turn in range(max(given.quiet, given.slowed)):
         for name, topology, case, times in turns:
             if turn < times:
-                run = train(given, topology, case, undisturbed.get(topology, 0.0))
+                run = train(nodes, given, topology, case, undisturbed.get(topology, 0.0))
                 found.setdefault(name, []).append(run)
                 verdict = run["verdict"]
                 print(f"{name}: {verdict['kind']}: {verdict['sentence']} (load {run['load']:.1f})", flush=True)
@@ -245,11 +239,8 @@ def main() -> None:
     if "overhead" in given.only:
         record.save("overhead", "What the times of every rank cost a step", *overhead(given), dry=given.dry)
     if set(given.only) - {"overhead"}:
-        try:
-            with forked.nodes():
-                rows, raw = measure(given)
-        except network.Refused as problem:
-            sys.exit(f"error: {problem}")
+        with forked.nodes() as nodes:
+            rows, raw = measure(nodes, given)
         record.save("bottlenecks", "What bounds a run: how often it is named", rows, raw, dry=given.dry)
 
 

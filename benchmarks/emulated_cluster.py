@@ -34,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -41,13 +42,15 @@ from pathlib import Path
 import psutil
 import record
 import torch
-from network import PERIOD_US, Share
 
 sys.path.insert(0, str(record.ROOT))
 
 from cifar_ray.training import hardware
 from tests.support import hosts
 
+PERIOD_US = 5000
+"""Of a share: short, so that a step is slowed and not stopped; a step of a small model lasts some 10 ms."""
+GROUPS = Path("/sys/fs/cgroup")
 CPUS = 4
 """Of a host, as Ray counts them: room for four workers."""
 LEAST_QUOTA_US = 1000
@@ -58,6 +61,46 @@ BATCH, STEPS = 64, 60
 LOOK_S = 1.0
 """Between two looks at the hosts' processes, which cost CPU; a worker takes longer to come to its first step."""
 WORKERS = ("ray::RayTrainWorker", "ray::LoneWorker")  # of several workers, and of one
+
+
+class Share:
+    """Context manager: control groups whose processes each have the same part of a CPU."""
+
+    def __init__(self, share: float) -> None:
+        self._quota = round(share * PERIOD_US)
+        self._legacy = (GROUPS / "cpu").is_dir()  # version 1
+        self._root = (GROUPS / "cpu" if self._legacy else GROUPS) / f"cifar-ray-{os.getpid()}"
+        self.made: list[Path] = []
+
+    def __enter__(self) -> Share:
+        for parent in (GROUPS, self._root):
+            parent.mkdir(exist_ok=True)
+            if not self._legacy:
+                (parent / "cgroup.subtree_control").write_text("+cpu")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end = time.monotonic() + 30
+        for group in (*self.made, self._root):
+            while (group / "cgroup.procs").read_text().strip() and time.monotonic() < end:  # about to end
+                time.sleep(0.05)
+            group.rmdir()
+
+    def group(self) -> Path:
+        """A new control group with this part of a CPU."""
+        group = self._root / str(len(self.made))
+        group.mkdir()
+        self.made.append(group)
+        if self._legacy:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(self._quota))
+        else:
+            (group / "cpu.max").write_text(f"{self._quota} {PERIOD_US}")
+        return group
+
+    def add(self, pid: int) -> None:
+        """Hold a process, with all its threads and those to come."""
+        (self.group() / "cgroup.procs").write_text(str(pid))
 
 
 class Watch:
@@ -102,24 +145,37 @@ def inside(machine: hosts.Machine, words: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def network(given: argparse.Namespace) -> Iterator[hosts.Network]:
-    """Context manager: hosts with links of a rate, which say what they are where the name of a processor is read."""
-    links = "unshaped links" if given.rate == "none" else f"links of {given.rate}"
-    processor = hardware.describe(torch.device("cpu"))
-    name = f"model name\t: {processor}, {given.share:g} of it for each worker, {links} (emulated)\n"
-    rest = "grep -v '^cpu family' /proc/cpuinfo"  # the first name counts, and has it
-    rename = f'{{ printf %s "$1"; {rest}; }} > /run/cpuinfo; mount --bind /run/cpuinfo /proc/cpuinfo'
-    names = [f"emulated{number}" for number in range(given.hosts)]
+def network(count: int) -> Iterator[hosts.Network]:
+    """Context manager: some hosts on a network of their own."""
+    if reason := hosts.lacking():
+        sys.exit(f"error: {reason}")
+    names = [f"emulated{number}" for number in range(count)]
     with tempfile.TemporaryDirectory() as folder, hosts.network(Path(folder), names, SUBNET) as made:
-        ends = [(host, "eth0") for host in made.hosts]
-        ends += [(made.laptop, f"port{number}") for number in range(len(names))]
-        for machine, device in ends if given.rate != "none" else ():
-            limit = ["root", "tbf", "rate", given.rate, "burst", "1mb", "latency", "50ms"]
-            enter = ["nsenter", f"--target={machine.pid}", "--net"]
-            subprocess.run([*enter, "tc", "qdisc", "replace", "dev", device, *limit], check=True)
-        for host in made.hosts:
-            subprocess.run(inside(host, ["sh", "-c", rename, "sh", name]), check=True)
         yield made
+
+
+def shape(made: hosts.Network, rate: str, burst: str = "1mb") -> None:
+    """Hold both ends of every link to a rate; ``none`` is a bare link."""
+    ends = [(host, "eth0") for host in made.hosts]
+    ends += [(made.laptop, f"port{number}") for number in range(len(made.hosts))]
+    for machine, device in ends:
+        tc = ["nsenter", f"--target={machine.pid}", "--net", "tc", "qdisc"]
+        if rate == "none":
+            subprocess.run([*tc, "delete", "dev", device, "root"], stderr=subprocess.DEVNULL)
+        else:
+            limit = ["tbf", "rate", rate, "burst", burst, "latency", "50ms"]
+            subprocess.run([*tc, "replace", "dev", device, "root", *limit], check=True)
+
+
+def name_processors(made: hosts.Network, given: argparse.Namespace) -> None:
+    """Have the hosts say what they are, where the name of a processor is read."""
+    links = "unshaped links" if given.rate == "none" else f"links of {given.rate}"
+    said = f"{given.share:g} of it for each worker, {links} (emulated)"
+    name = f"model name\t: {hardware.describe(torch.device('cpu'))}, {said}\n"  # the first one counts
+    for host in made.hosts:
+        rest = "grep -v '^cpu family' /proc/cpuinfo"  # the name has it
+        rename = f'{{ printf %s "$1"; {rest}; }} > /run/cpuinfo; mount --bind /run/cpuinfo /proc/cpuinfo'
+        subprocess.run(inside(host, ["sh", "-c", rename, "sh", name]), check=True)
 
 
 def start_ray(made: hosts.Network, environment: dict[str, str]) -> None:
@@ -135,7 +191,9 @@ def start_ray(made: hosts.Network, environment: dict[str, str]) -> None:
 
 def command(given: argparse.Namespace) -> int:
     """Run a ``cifar-ray`` command on the first host of a cluster; its exit status."""
-    with Share(given.share) as share, network(given) as made:
+    with Share(given.share) as share, network(given.hosts) as made:
+        shape(made, given.rate)
+        name_processors(made, given)
         head = made.hosts[0]
         environment = dict(os.environ) | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # which sudo replaces
@@ -152,7 +210,7 @@ def command(given: argparse.Namespace) -> int:
         for host in made.hosts:
             subprocess.run(inside(host, ["ray", "stop", "--force"]), env=environment, capture_output=True)
         give_back()
-        print(f"{share.count} workers were held to {given.share:g} of a CPU")
+        print(f"{len(share.made)} workers were held to {given.share:g} of a CPU")
     if watch.most * given.share > hardware.allowed_cpus():
         print(f"{watch.most} workers ran at once: more than this machine's CPUs, so they had less than their shares")
     if watch.trouble:
@@ -206,8 +264,6 @@ def main() -> int:
     parser.add_argument("--model", default="resnet", help="model, without a command (%(default)s)")
     parser.add_argument("words", nargs="*", metavar="COMMAND", help="cifar-ray's words, after --")
     given = parser.parse_args()
-    if reason := hosts.lacking():
-        parser.error(reason)
     if not LEAST_QUOTA_US / PERIOD_US <= given.share <= 1:
         parser.error(f"--share must be {LEAST_QUOTA_US / PERIOD_US:g} to 1, got {given.share:g}")
     for folder in (Path.cwd(), Path.home()):

@@ -1,6 +1,6 @@
 """What the exchanges of measured runs cost their workers, fitted: `--host` of `cifar-ray plan`.
 
-Nothing is measured here; planned.py and validated.py use it, and share :func:`errors`.
+Nothing is measured here: validated.py uses it, and shares :func:`errors` with published.py.
 """
 
 from __future__ import annotations

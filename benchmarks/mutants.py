@@ -211,7 +211,9 @@ def main() -> None:
 
 
 def _print(every: dict[str, list[str]], session: Session, seconds: float) -> None:
-    print("\n| module | mutants | tried | killed | survived | not reached | killed (%) |\n|---|---|---|---|---|---|---|")
+    print(
+        "\n| module | mutants | tried | killed | survived | not reached | killed (%) |\n|---|---|---|---|---|---|---|"
+    )
     counts: dict[str, Counter[str]] = {}
     for path, names in every.items():
         found = Counter(session.found[mutant] for mutant in session.wanted[path] if mutant in session.found)

@@ -9,9 +9,9 @@ Measured: a median error of 5.4 % and at most 22 % in the 33 cells that were not
 two cores of an AMD EPYC, family 26, model 2).
 
 A cell is a model, a strategy, a topology and the rate of the links between nodes. All of a model's cells have one
-global batch, in fp32. Of the whole cross, a fixed part is run: every pair of model and strategy, model and topology,
-strategy and topology, rate and strategy, rate and topology stands in it at least twice, if it does in the cross. With
-one worker all strategies train alike, so that ``1x1`` stands once for each model.
+global batch, in fp32. The cells are those of the committed predictions, a fixed part of the whole cross: every pair of
+model and strategy, model and topology, strategy and topology, rate and strategy, rate and topology stands in it at least
+twice, if it does in the cross. With one worker all strategies train alike, so that ``1x1`` stands once for each model.
 
 What an exchange costs the workers themselves is fitted to the probe's all_reduce and send_recv, which is in no cell,
 and of gather_scatter to its own runs. Workers are forked and held to equal shares of a CPU at any number of
@@ -26,15 +26,12 @@ differ by more than 10 % is not counted. Needs root, Linux with iproute2, an idl
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import os
-import random
 import statistics
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -42,7 +39,6 @@ from typing import Any, NamedTuple
 
 import exchanged
 import forked
-import network
 import record
 
 from cifar_ray.config.topology import Topology, parse
@@ -55,25 +51,20 @@ from cifar_ray.training import probe as passes
 
 MODELS = {"vgg11": 64, "resnet": 512, "simple_cnn": 4096, "vit": 64}
 """Images of a step."""
-STRATEGIES = ("ddp", "all_reduce", "gather_scatter", "local_sgd")
 PROBES = ("all_reduce", "send_recv", "gather_scatter")
 """Strategies of the probe's runs."""
-TOPOLOGIES = ("1x1", "1x2", "2x1", "2x2", "4x1")
-RATES = ("300mbit", "1gbit", "none")
+GROUPS = (MODELS, {}, ("1x1", "1x2", "2x1", "2x2", "4x1"), ("300mbit", "1gbit", "none"))
+"""Rows of the table by each field of a cell; strategies are those of the predictions."""
+FOLDER = record.ROOT / "benchmarks" / "validation"
 SHARE = 0.45
 SYNC_EVERY = 4
-PROBED = 2
-"""Runs of each kind in the probe, in turn."""
+PROBED = 2  # runs of each kind in the probe, in turn
 REPEATS, ROUNDS = 2, 4
 """A repeat of a cell is the mean of every second round, since this machine's own speed moves from minute to minute."""
-COVERED = 2
-"""How often each pair stands in the part that is run."""
-SPREAD = 10
-"""By how much the repeats of a cell may differ, in %."""
+SPREAD = 10  # by how much the repeats of a cell may differ, in %
 LEAST_STEPS, LEAST_S, MOST_S = 6, 4.0, 40.0
 """Steps, and their seconds, that a run should have."""
-EPOCH = 50_000
-"""Images."""
+EPOCH = 50_000  # images
 
 
 class Cell(NamedTuple):
@@ -98,34 +89,6 @@ class Cell(NamedTuple):
     def is_probed(self) -> bool:
         """Whether the probe has trained just this."""
         return self.topology == "1x1" or (self.topology == "1x2" and self.strategy not in ("ddp", "local_sgd"))
-
-    @property
-    def pairs(self) -> set[tuple[str, str]]:
-        """What is to be covered."""
-        found = {(self.model, self.strategy), (self.model, self.topology), (self.strategy, self.topology)}
-        if parse(self.topology).nodes > 1:
-            found |= {(self.rate, self.strategy), (self.rate, self.topology)}
-        return found
-
-
-def cells() -> list[Cell]:
-    """The part of the cross that covers its pairs: always the cell that covers most that is still lacking."""
-    every = [
-        cell
-        for cell in itertools.starmap(Cell, itertools.product(MODELS, STRATEGIES, TOPOLOGIES, RATES))
-        if (cell.topology != "1x1" or cell.strategy == "all_reduce")
-        and (parse(cell.topology).nodes > 1 or cell.rate == "none")
-    ]
-    left, chosen = random.Random(0).sample(every, len(every)), []
-    counts = Counter(pair for cell in every for pair in cell.pairs)
-    lacking = {pair: min(count, COVERED) for pair, count in counts.items()}
-    while any(lacking.values()):
-        best = max(left, key=lambda cell: sum(lacking[pair] > 0 for pair in cell.pairs))
-        left.remove(best)
-        chosen.append(best)
-        for pair in best.pairs:
-            lacking[pair] = max(lacking[pair] - 1, 0)
-    return sorted(chosen, key=every.index)
 
 
 def words(name: str, strategy: str, images: int, steps: int) -> list[str]:
@@ -162,10 +125,10 @@ def step_s(metrics: Any) -> float:
 
 def probe(folder: Path) -> None:
     """Train each model with the images per worker that its cells have: alone, and with two workers on one node."""
-    with forked.nodes(SHARE) as groups:
+    with forked.nodes(SHARE) as nodes:
 
         def train(name: str, strategy: str, workers: int, images: int, steps: int) -> Run:
-            trial = forked.train(groups, Topology(1, workers), "none", words(name, strategy, images, steps), 300)
+            trial = forked.train(nodes, Topology(1, workers), "none", words(name, strategy, images, steps), 300)
             print(f"{name} 1x{workers} {strategy}, {images} images: {1000 * step_s(trial.metrics):.1f} ms", flush=True)
             return trial
 
@@ -181,12 +144,12 @@ def probe(folder: Path) -> None:
 
 
 def predict(folder: Path) -> None:
-    """What a step takes in each cell, from the probe alone."""
+    """What a step takes in each cell that can be planned, from the probe alone."""
     probed = json.loads((folder / "probe.json").read_text())
     trials = [Run(**trial) for trial in probed["trials"]]
     ready: dict[tuple[str, ...], passes.Gradients] = {}
     predictions: list[dict[str, Any]] = []
-    for cell in cells():
+    for cell in map(Cell.of, json.loads((FOLDER / "predictions.json").read_text())["cells"]):
         runs, _ = measured.of_trials([each for each in trials if each.model == cell.model])
         topology = parse(cell.topology)
         config = forked.resolved(words(cell.model, cell.strategy, MODELS[cell.model], 1), topology)
@@ -196,7 +159,8 @@ def predict(folder: Path) -> None:
         link = Link(math.inf) if cell.rate == "none" else links.parse(cell.rate)
         planned = model.plan(runs, work, [topology], Means(link=link, host=exchanged.host(runs, work)))
         if planned.skipped:
-            sys.exit(f"{cell.name}: {planned.skipped[cell.topology]}")
+            print(f"{cell.name} is left out: {planned.skipped[cell.topology]}", flush=True)
+            continue
         span = planned.rows[0].step_s
         steps = steps_of(span.mid, MODELS[cell.model], cell.strategy)
         predictions.append({**cell._asdict(), **dataclasses.asdict(span), "steps": steps})
@@ -222,7 +186,7 @@ def run(folder: Path, rounds: int, dry: bool) -> None:
         sys.exit(f"{predictions} must be committed before anything is run")
     done = json.loads(runs.read_text()) if runs.exists() else {"runs": []}
     planned = [(Cell.of(each), each) for each in json.loads(predictions.read_text())["cells"]]
-    with forked.nodes(SHARE) as groups:
+    with forked.nodes(SHARE) as nodes:
         for turn in range(rounds):
             made = {(of["cell"], of["predicted_s"]) for of in done["runs"] if of["round"] == turn}
             lacking = [cell for cell, each in planned if (cell.name, each["mid"]) not in made]
@@ -232,13 +196,15 @@ def run(folder: Path, rounds: int, dry: bool) -> None:
                     continue
                 train = words(cell.model, cell.strategy, MODELS[cell.model], each["steps"])
                 load, limit_s = os.getloadavg()[0], 60 + 4 * each["steps"] * each["mid"]
-                trial = forked.train(groups, parse(cell.topology), cell.rate, train, limit_s)
+                trial = forked.train(nodes, parse(cell.topology), cell.rate, train, limit_s)
                 took = {"cell": cell.name, "round": turn, "predicted_s": each["mid"], "step_s": step_s(trial.metrics)}
                 told = {"predictions": commit, "moment": now(), "load": load, "metrics": trial.metrics}
                 done["runs"].append({**took, **told})
                 write(runs, done)
                 error = 100 * (each["mid"] / took["step_s"] - 1)
-                print(f"round {turn + 1}: {cell.name}: {1000 * took['step_s']:.1f} ms, error {error:+.1f} %", flush=True)
+                print(
+                    f"round {turn + 1}: {cell.name}: {1000 * took['step_s']:.1f} ms, error {error:+.1f} %", flush=True
+                )
 
 
 class Compared(NamedTuple):
@@ -306,7 +272,7 @@ def compare(folder: Path, dry: bool) -> None:
         what += ", as multiples of one worker's step in the same minutes"
         rows.append(summary(what, unknown, lambda each: each.error_of_times))
     strategies = dict.fromkeys(each.cell.strategy for each in compared)  # those that were planned then
-    for at, value in ((at, value) for at, of in enumerate((MODELS, strategies, TOPOLOGIES, RATES)) for value in of):
+    for at, value in ((at, value) for at, of in enumerate(GROUPS) for value in of or strategies):
         if found := [each for each in unknown if each.cell[at] == value]:
             rows.append(summary(value, found, lambda each: each.error))
     sources = sorted({of["predictions"] for of in made})
@@ -318,19 +284,14 @@ def main() -> None:
     """Do one of the four."""
     parser = record.parser(__doc__, rounds=ROUNDS)
     parser.add_argument("verb", choices=("probe", "predict", "run", "compare"))
-    parser.add_argument("--folder", type=Path, default=record.ROOT / "benchmarks" / "validation", help="(%(default)s)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="(%(default)s)")
     given = parser.parse_args()
-    try:
-        if given.verb == "probe":
-            probe(given.folder)
-        elif given.verb == "predict":
-            predict(given.folder)
-        elif given.verb == "run":
-            run(given.folder, given.rounds, given.dry)
-        else:
-            compare(given.folder, given.dry)
-    except network.Refused as problem:
-        sys.exit(f"error: {problem}")
+    if given.verb == "run":
+        run(given.folder, given.rounds, given.dry)
+    elif given.verb == "compare":
+        compare(given.folder, given.dry)
+    else:
+        {"probe": probe, "predict": predict}[given.verb](given.folder)
 
 
 if __name__ == "__main__":
