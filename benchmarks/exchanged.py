@@ -1,9 +1,13 @@
-"""What the exchanges of measured runs cost their workers, fitted: `--host` of `cifar-ray plan`, for the scripts here."""
+"""What the exchanges of measured runs cost their workers, fitted: `--host` of `cifar-ray plan`.
+
+Nothing is measured here: validated.py uses it, and shares :func:`errors` with published.py.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cifar_ray.config.topology import Topology
@@ -12,6 +16,14 @@ from cifar_ray.planning.exchange import AFTER, STAR
 from cifar_ray.planning.link import Link, Route, Traffic
 from cifar_ray.planning.measured import Measured
 from cifar_ray.planning.model import Work, slowest
+
+AIM = "median <= 10 %, largest <= 25 %"
+
+
+def errors(values: Iterable[float]) -> str:
+    """The median and the largest of errors in %, whatever their signs."""
+    ordered = sorted(map(abs, values))
+    return f"median {statistics.median(ordered):.1f} %, largest {ordered[-1]:.1f} %"
 
 
 def host(measured: Measured, work: Work, link: Link | None = None) -> Link | None:

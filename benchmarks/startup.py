@@ -1,7 +1,10 @@
 """Time that is not training: commands' help, `cifar-ray train` and a sweep beside torchrun and their own training.
 
-    python benchmarks/startup.py --repeat 5 --sweeps 3        # about 25 minutes on 2 cores
-    python benchmarks/startup.py --repeat 1 --sweeps 1 --dry  # does it work?
+    python benchmarks/startup.py                              # about 25 minutes on 2 cores
+    python benchmarks/startup.py --rounds 1 --sweeps 0 --dry  # does it work?
+
+Measured: help 0.29 s; one epoch of digits 1.55 times torchrun's wall time; 0.93 times its images per second (n = 5);
+48 % of the quick start's sweep outside training, 91 s for it and its report (n = 3; two cores of an AMD EPYC).
 
 Four measurements on scikit-learn's digits: the help of every command; the wall time of one epoch at 1x1 under
 `cifar-ray train` and under torchrun, in turn, split at the lines that the commands print; images per second of some
@@ -21,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import record
@@ -73,70 +77,42 @@ def run(words: Sequence[str], home: str, parts: dict[str, str] | None = None) ->
             part, since = left.pop(begins), now
     status = process.wait()
     now = time.perf_counter()
-    output = "".join(said)
     if status != 0:
-        sys.exit(f"{' '.join(words)} has failed:\n{output}")
-    return {**found, part: now - since, "wall": now - before}, output
+        sys.exit(f"{' '.join(words)} has failed:\n{''.join(said)}")
+    return {**found, part: now - since, "wall": now - before}, "".join(said)
 
 
-def helps(repeat: int) -> dict[str, Any]:
-    """Wall and CPU seconds of the help of every command."""
-    found: dict[str, Any] = {}
-    for _ in range(repeat):
-        for name in ("", *COMMANDS):
-            words = [*CIFAR_RAY, *([name] if name else []), "--help"]
-            before, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
-            spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu = spent.ru_utime + spent.ru_stime - used.ru_utime - used.ru_stime
-            found.setdefault(name or "cifar-ray", []).append({"wall_s": time.perf_counter() - before, "cpu_s": cpu})
-    return found
+def helped(name: str) -> dict[str, float]:
+    """Wall and CPU seconds of the help of a command."""
+    before, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = [*CIFAR_RAY, *name.split()[1:], "--help"]
+    subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = spent.ru_utime + spent.ru_stime - used.ru_utime - used.ru_stime
+    return {"wall_s": time.perf_counter() - before, "cpu_s": cpu}
 
 
-def commands(repeat: int, home: str) -> dict[str, list[dict[str, float]]]:
-    """Seconds by part of one epoch of digits under both launchers, in turn."""
-    found: dict[str, list[dict[str, float]]] = {"cifar-ray": [], "torchrun": []}
-    for number in range(repeat + 1):
-        with tempfile.TemporaryDirectory() as storage:
-            ours, output = run([*CIFAR_RAY, "train", *ONE_EPOCH, "--storage", storage], home, PARTS)
-            ours |= {f"time/{name}_s": float(s) for name, s in re.findall(r"^(\w+) +([\d.]+) s$", output, re.MULTILINE)}
-            theirs, _ = run([*TORCHRUN, *ONE_EPOCH, "--storage", storage], home, TORCHRUN_PARTS)
-        if number > 0:
-            found["cifar-ray"].append(ours)
-            found["torchrun"].append(theirs)
-            print(f"one epoch: cifar-ray {ours['wall']:.1f} s, torchrun {theirs['wall']:.1f} s", flush=True)
-    return found
+def one_epoch(command: Sequence[str], parts: dict[str, str], home: str) -> dict[str, float]:
+    """Seconds by part of one epoch of digits."""
+    with tempfile.TemporaryDirectory() as storage:
+        found, output = run([*command, *ONE_EPOCH, "--storage", storage], home, parts)
+    return found | {f"time/{name}_s": float(s) for name, s in re.findall(r"^(\w+) +([\d.]+) s$", output, re.MULTILINE)}
 
 
-def steady(repeat: int, home: str) -> dict[str, list[float]]:
-    """Images per second in steady state under both launchers, in turn."""
-    found: dict[str, list[float]] = {"cifar-ray": [], "torchrun": []}
-    for _ in range(repeat):
-        with tempfile.TemporaryDirectory() as storage:
-            words = [*STEPS, "--precision", "fp32", "--storage", storage]
-            for kind, pattern, command in (
-                ("torchrun", r"images_per_s ([\d.]+)", [*TORCHRUN, *words]),
-                ("cifar-ray", r"throughput +([\d,]+) images/s", [*CIFAR_RAY, "train", *words, "--log-models", "none"]),
-            ):
-                pace = re.findall(pattern, run(command, home)[1])[-1]
-                found[kind].append(float(pace.replace(",", "")))
-        print(
-            "steady state:", ", ".join(f"{kind} {paces[-1]:,.0f} images/s" for kind, paces in found.items()), flush=True
-        )
-    return found
+def steady(command: Sequence[str], pattern: str, home: str) -> float:
+    """Images per second in steady state."""
+    with tempfile.TemporaryDirectory() as storage:
+        output = run([*command, *STEPS, "--precision", "fp32", "--storage", storage], home)[1]
+    return float(re.findall(pattern, output)[-1].replace(",", ""))
 
 
-def sweeps(repeat: int) -> list[dict[str, float]]:
+def swept() -> dict[str, float]:
     """Wall seconds of the quick start's sweep and report, and those of the sweep in which a cell trains."""
-    found = []
-    for _ in range(repeat):
-        with tempfile.TemporaryDirectory() as home:
-            swept = run([*CIFAR_RAY, "sweep", SWEEP, "--name", "quick"], home)[0]["wall"]
-            reported = run([*CIFAR_RAY, "report", "quick", "--out", "report"], home)[0]["wall"]
-            training = trained(f"sqlite:///{home}/.cifar_ray/mlflow.db")
-        found.append({"sweep_s": swept, "report_s": reported, "training_s": training})
-        print(f"sweep {swept:.0f} s, of which {training:.0f} s of training; report {reported:.1f} s", flush=True)
-    return found
+    with tempfile.TemporaryDirectory() as home:
+        sweep = run([*CIFAR_RAY, "sweep", SWEEP, "--name", "quick"], home)[0]["wall"]
+        report = run([*CIFAR_RAY, "report", "quick", "--out", "report"], home)[0]["wall"]
+        training = trained(f"sqlite:///{home}/.cifar_ray/mlflow.db")
+    return {"sweep_s": sweep, "report_s": report, "training_s": training}
 
 
 def trained(uri: str) -> float:
@@ -162,74 +138,61 @@ def median(values: Sequence[dict[str, float]], name: str) -> float:
     return statistics.median(one[name] for one in values)
 
 
-def listed(values: Sequence[dict[str, float]], parts: dict[str, str]) -> str:
-    """The median of each part, in words."""
-    return ", ".join(f"{part} {median(values, part):.1f}" for part in parts.values())
-
-
 def rows(raw: dict[str, Any]) -> list[record.Row]:
     """The table."""
-    found = []
-    slowest = max(raw["help"], key=lambda name: median(raw["help"][name], "wall_s"))
-    times = raw["help"][slowest]
-    note = f"the slowest, {slowest}; {median(times, 'cpu_s'):.2f} s of CPU time"
-    found.append(record.Row("help of every command", "< 0.5 s", f"{median(times, 'wall_s'):.2f} s", len(times), note))
-    ours, theirs = raw["train"]["cifar-ray"], raw["train"]["torchrun"]
+    helps, (ours, theirs), paces = raw["help"], raw["train"].values(), raw["steady"]
+    slowest = max(helps, key=lambda name: median(helps[name], "wall_s"))
+    wall, n = median(helps[slowest], "wall_s"), len(helps[slowest])
+    note = f"the slowest, {slowest}; {median(helps[slowest], 'cpu_s'):.2f} s of CPU time"
+    made = [record.Row("help of every command", "< 0.5 s", f"{wall:.2f} s", n, note)]
+
     ratio = median(ours, "wall") / median(theirs, "wall")
-    note = f"cifar-ray {median(ours, 'wall'):.1f} s: {listed(ours, PARTS)}; torchrun {median(theirs, 'wall'):.1f} s: "
-    note += listed(theirs, TORCHRUN_PARTS)
-    found.append(
-        record.Row(
-            "one epoch of digits at 1x1, wall time against torchrun",
-            "<= 1.5 times",
-            f"{ratio:.2f} times",
-            len(ours),
-            note,
+    parts = [
+        f"{name} {median(values, 'wall'):.1f} s: " + ", ".join(f"{part} {median(values, part):.1f}" for part in parts)
+        for name, values, parts in (
+            ("cifar-ray", ours, PARTS.values()),
+            ("torchrun", theirs, TORCHRUN_PARTS.values()),
         )
-    )
-    paces = {kind: statistics.median(values) for kind, values in raw["steady"].items()}
-    note = ", ".join(
-        f"{kind} {paces[kind]:,.0f} ({min(values):,.0f} to {max(values):,.0f}) images/s"
-        for kind, values in raw["steady"].items()
-    )
-    found.append(
-        record.Row(
-            "images/s of resnet, batch 64, two threads, against torchrun",
-            ">= 0.98 times",
-            f"{paces['cifar-ray'] / paces['torchrun']:.2f} times",
-            len(raw["steady"]["torchrun"]),
-            note,
-        )
-    )
-    if swept := raw["sweeps"]:
-        shares = [1 - one["training_s"] / one["sweep_s"] for one in swept]
-        note = f"sweep {median(swept, 'sweep_s'):.0f} s, a cell trains in {median(swept, 'training_s'):.0f} s of them"
-        found.append(
-            record.Row(
-                "sweep of the quick start, outside training",
-                "<= 33 %",
-                f"{statistics.median(shares):.0%}",
-                len(swept),
-                note,
-            )
-        )
-        whole = statistics.median(one["sweep_s"] + one["report_s"] for one in swept)
-        note = f"report {median(swept, 'report_s'):.1f} s"
-        found.append(record.Row("quick start after installation", "<= 120 s", f"{whole:.0f} s", len(swept), note))
-    return found
+    ]
+    what = "one epoch of digits at 1x1, wall time against torchrun"
+    made.append(record.Row(what, "<= 1.5 times", f"{ratio:.2f} times", len(ours), "; ".join(parts)))
+
+    middle = record.medians(paces)
+    note = ", ".join(f"{kind} {record.spread(values)} images/s" for kind, values in paces.items())
+    what = "images/s of resnet, batch 64, two threads, against torchrun"
+    ratio = middle["cifar-ray"] / middle["torchrun"]
+    made.append(record.Row(what, ">= 0.98 times", f"{ratio:.2f} times", len(paces["torchrun"]), note))
+    if sweeps := raw["sweeps"]:
+        share = statistics.median(1 - one["training_s"] / one["sweep_s"] for one in sweeps)
+        note = f"sweep {median(sweeps, 'sweep_s'):.0f} s, a cell trains in {median(sweeps, 'training_s'):.0f} s of them"
+        what = "sweep of the quick start, outside training"
+        made.append(record.Row(what, "<= 33 %", f"{share:.0%}", len(sweeps), note))
+        whole = statistics.median(one["sweep_s"] + one["report_s"] for one in sweeps)
+        note = f"report {median(sweeps, 'report_s'):.1f} s"
+        made.append(record.Row("quick start after installation", "<= 120 s", f"{whole:.0f} s", len(sweeps), note))
+    return made
 
 
 def main() -> None:
     """Measure everything, and save the rows."""
-    parser = record.parser(__doc__)
-    parser.add_argument("--repeat", type=int, default=5, help="measurements of each")
+    parser = record.parser(__doc__, rounds=5)
     parser.add_argument("--sweeps", type=int, default=3, help="sweeps; 0 for none")
     given = parser.parse_args()
-    raw: dict[str, Any] = {"help": helps(given.repeat)}
+    names = ["cifar-ray", *(f"cifar-ray {name}" for name in COMMANDS)]
+    raw: dict[str, Any] = {"help": record.in_turn(given.rounds, {name: partial(helped, name) for name in names})}
+    train = [*CIFAR_RAY, "train"]
     with tempfile.TemporaryDirectory() as home:
-        raw["train"] = commands(given.repeat, home)
-        raw["steady"] = steady(given.repeat, home)
-    raw["sweeps"] = sweeps(given.sweeps)
+        epochs = {
+            "cifar-ray": partial(one_epoch, train, PARTS, home),
+            "torchrun": partial(one_epoch, TORCHRUN, TORCHRUN_PARTS, home),
+        }
+        raw["train"] = {kind: found[1:] for kind, found in record.in_turn(given.rounds + 1, epochs).items()}
+        paces = {
+            "torchrun": partial(steady, TORCHRUN, r"images_per_s ([\d.]+)", home),
+            "cifar-ray": partial(steady, [*train, "--log-models", "none"], r"throughput +([\d,]+) images/s", home),
+        }
+        raw["steady"] = record.in_turn(given.rounds, paces)
+    raw["sweeps"] = record.in_turn(given.sweeps, {"sweep": swept})["sweep"]
     record.save("startup", "Time before, beside and after training", rows(raw), raw, dry=given.dry)
 
 

@@ -77,7 +77,6 @@ def test_flags_exist(page: Path) -> None:
     owners += [("text", tokens.train, 1)]
     owners += [("strategy_options", strategies.named(name), strategies.CONTEXT) for name in strategies.NAMES]
     known |= {errors.flag_of(f"{key}.{one.name}") for key, of, taken in owners for one in keywords.of(of, taken) or ()}
-    known |= {"--comm-hook"} if page.name == "performance.md" else set()  # measurements name those of their commits
     known |= {"--model-options.hidden", "--strategy-options.kind"} if page.name == "architecture.md" else set()
     known |= {"--help", "--help-all", "--no-compile"}
     known |= {"--no-augment"}  # it is gone, as CHANGELOG.md says
@@ -89,11 +88,10 @@ def test_flags_exist(page: Path) -> None:
     others |= {"--data-binary"}  # curl's
     others |= {"--backend-store-uri", "--artifacts-destination", "--host", "--allowed-hosts", "--workers"}  # mlflow's
     others |= {"--model-uri", "--env-manager", "--output-directory"}  # mlflow's, too
-    others |= {"--rate", "--strategies"}  # of benchmarks/slow_network.py
     others |= {"--sample"}  # of benchmarks/mutants.py
     others |= {"--model-options.drop-path-rate"}  # of timm's networks
     others |= {"--optimizer-options.alpha"}  # of torch.optim.RMSprop
-    others |= {"--share"}  # of benchmarks/emulated_cluster.py
+    others |= {"--rate", "--share"}  # of benchmarks/emulated_cluster.py
     others |= {"--preserve-env"}  # of sudo
     # A line of a shell that has no command of this program has flags of another one.
     lines = re.sub(r"```bash\n.*?```", lambda block: "\n".join(ours(block[0])), page.read_text(), flags=re.DOTALL)
