@@ -59,6 +59,7 @@ def test_the_loss_is_the_mean(values: dict[str, object], usual: dict[str, object
     assert losses_of_steps(asked, tmp_path) == pytest.approx(plain_losses(asked, 2, "masks", mean_of_valid), rel=2e-5)
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_at_any_world_size_and_after_a_stop(usual: dict[str, object], tmp_path: Path) -> None:
     more: dict[str, object] = {"strategy": "reproducible", "augment": "crop_flip", "ema": 0.9, "val_share": 0.2}
     more |= {"model_options": {"width": 2}, "epochs": 2, "steps_per_epoch": 2, "global_batch_size": 8, "log_every": 1}

@@ -145,10 +145,11 @@ def test_an_evaluation_leaves_the_trunk_in_evaluation_mode(few: Dataset, tmp_pat
     assert set(before.values()) == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "stops"),
     [
-        pytest.param({"optimizer": "sgd"}, (4, 11), marks=pytest.mark.slow),
+        ({"optimizer": "sgd"}, (4, 11)),
         ({"optimizer": "adamw", "ema": 0.9, "lr_scale": ("[0-3]=0.1",)}, (3, 7)),
     ],
     ids=["sgd", "adamw-ema"],
