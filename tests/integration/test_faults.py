@@ -24,13 +24,13 @@ from tests.support.ports import free_port
 
 pytestmark = pytest.mark.fault
 
-# About 8 s of training on one worker per CPU, with something to lose at any moment.
+# About 5 s of training on one worker per CPU, with something to lose at any moment.
 LONG = ["train", "--dataset", "digits", "--model", "resnet", "--model-options.blocks", "1,1"]
-LONG += ["--epochs", "30", "--precision", "fp32"]
+LONG += ["--epochs", "20", "--precision", "fp32"]
 LONG += ["--batch-size", "32", "--topology", "1x2", "--cpus-per-worker", "1"]
 LONG += ["--checkpoint-every", "7", "--log-every", "5", "--log-models", "none", "--run-name", "victim"]
-EPOCHS = list(range(1, 31))
-ITERATIONS = list(range(5, 30 * 22 + 1, 5))
+EPOCHS = list(range(1, 21))
+ITERATIONS = list(range(5, 20 * 22 + 1, 5))
 
 
 def assert_complete(person: Person, undisturbed: str) -> None:
@@ -73,7 +73,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_run_killed_at_a_random_moment_and_resumed_equals_an_undisturbed_one(
     where: str, person: Person, undisturbed: str
 ) -> None:
-    until = f"epoch {random.randint(1, 20)}/30" if where else "starting the workers"
+    until = f"epoch {random.randint(1, 12)}/20" if where else "starting the workers"
     moment = random.uniform(0, 0.3)
     with person.starts(*LONG, *where.split()) as run:
         run.until(until)
@@ -97,7 +97,7 @@ def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(
 ) -> None:
     """By Ctrl-C, or by SIGTERM to the command and all that it has started, as ``timeout`` sends it."""
     with person.starts(*LONG) as run:
-        run.until("epoch 3/30")
+        run.until("epoch 3/20")
         run.kill(signum) if signum == signal.SIGINT else os.killpg(run.process.pid, signum)
         assert run.end() == 128 + signum
         last = run.output.splitlines()[-1]
@@ -121,7 +121,7 @@ def worker_pids(person: Person) -> list[int]:
 @pytest.mark.compat
 def test_a_worker_that_is_killed_is_replaced(person: Person, undisturbed: str) -> None:
     with person.starts(*LONG) as run:
-        run.until("epoch 2/30")
+        run.until("epoch 2/20")
         os.kill(worker_pids(person)[1], signal.SIGKILL)
         assert run.end() == 0, run.output
         assert "restarting from the newest checkpoint, failure 1 of at most 3" in run.output
@@ -155,6 +155,7 @@ def build(image_size, channels, classes):
 """
 
 
+@pytest.mark.extended
 def test_where_a_worker_hangs_is_named_and_kept(person: Person) -> None:
     """Its Python thread cannot answer, since the interpreter's lock is held."""
     (person.home / "mine.py").write_text(HANGS.replace("MARK", repr(str(person.home / "mark"))))
@@ -171,7 +172,7 @@ def test_where_a_worker_hangs_is_named_and_kept(person: Person) -> None:
 @pytest.mark.compat
 def test_without_failures_to_spare_a_killed_worker_fails_the_run_truthfully(person: Person) -> None:
     with person.starts(*LONG, "--max-failures", "0") as run:
-        run.until("epoch 2/30")
+        run.until("epoch 2/20")
         os.kill(worker_pids(person)[0], signal.SIGKILL)
         assert run.end() == 1
         assert "Traceback" not in run.output
@@ -206,10 +207,10 @@ def test_a_run_whose_ray_is_killed_fails_truthfully(part: str, person: Person) -
 @pytest.mark.extended
 def test_a_mailbox_that_is_killed_starts_again(person: Person, undisturbed: str) -> None:
     with person.starts(*LONG) as run:
-        run.until("epoch 2/30")
+        run.until("epoch 2/20")
         os.kill(the_process(person, "ray::_Mailbox"), signal.SIGKILL)
         assert run.end() == 0, run.output
-        assert "epoch 30/30" in run.output
+        assert "epoch 20/20" in run.output
         assert "workers failed" not in run.output
     assert_complete(person, undisturbed)
 
@@ -260,10 +261,10 @@ def test_a_tracking_server_that_goes_away_and_comes_back_has_everything(
     with contextlib.ExitStack() as server:
         server.enter_context(stores.serving(words, f"{person.uri}/health", jobs))
         with person.starts(*LONG, "--tracking-uri", person.uri) as run:
-            run.until("epoch 2/30")
+            run.until("epoch 2/20")
             server.close()
             run.until("MLflow does not answer")
-            run.until("epoch 12/30")
+            run.until("epoch 10/20")
             server.enter_context(stores.serving(words, f"{person.uri}/health", jobs))
             assert run.end() == 0, run.output
         found = person.run_named("victim").info
@@ -276,7 +277,7 @@ def test_a_database_that_is_deleted_does_not_stop_training_and_the_run_is_record
     person: Person, undisturbed: str
 ) -> None:
     with person.starts(*LONG) as run:
-        run.until("epoch 2/30")
+        run.until("epoch 2/20")
         (person.home / ".cifar_ray" / "mlflow.db").unlink()
         assert run.end() == 0, run.output
         assert f" {undisturbed}\n" in run.output

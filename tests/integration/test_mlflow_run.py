@@ -92,6 +92,7 @@ def assert_complete(person: Person, name: str) -> Run:
     return run
 
 
+@pytest.mark.extended
 @pytest.mark.fault
 def test_one_run_though_a_worker_and_then_the_driver_are_killed(person: Person) -> None:
     file = script(person, "victim", killed_at=6)
