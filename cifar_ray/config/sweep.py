@@ -148,7 +148,7 @@ class SweepConfig:
     """Fields of a run that all runs share, or a TrainConfig, of which fields that differ from their default count."""
 
     seeds: Count = 1
-    """Runs per cell, with seeds counting up from the runs' own."""
+    """Runs per combination, with seeds counting up from the runs' own."""
 
     measure: Measure = "all"
     """What reports may use: 'accuracy' (ignore times, the machine was busy), 'times' (ignore accuracy, runs of a few
@@ -180,7 +180,7 @@ class SweepConfig:
     """Other seeds with which the best run of a search is trained again, before it is called ahead."""
 
     skip_infeasible: bool = False
-    """Skip cells that cannot run here, instead of refusing the sweep."""
+    """Skip combinations that cannot run here, instead of refusing the sweep."""
 
     max_concurrent: Count | None = None
     """Most runs at once. Default: as many as the cluster holds."""
@@ -308,7 +308,7 @@ class Cell:
 def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]:
     """Every run of the sweep: the chosen combinations in their order with the first seed, then with the next.
 
-    So the runs of a cell lie apart in time, and a slow hour affects all cells alike.
+    So the runs of a combination lie apart in time, and a slow hour affects all combinations alike.
 
     Raises:
         ConfigError: when two cells are the same.
@@ -319,7 +319,7 @@ def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]
     for cell in made:
         of = json.dumps(schema.to_plain(cell.config) if cell.config else cell.values, sort_keys=True)
         if first.setdefault(of, cell.name) is not cell.name:
-            raise ConfigError("grid", f"must not have the same cell twice; it has {cell.name!r} twice")
+            raise ConfigError("grid", f"must not have the same combination twice; it has {cell.name!r} twice")
     return made
 
 

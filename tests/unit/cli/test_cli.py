@@ -41,7 +41,7 @@ NO_MODEL = "tests.support.networks:build --model-options.kind nosuch"
         ("train --strategy reproducible --strategy-options.shards 6", "--strategy-options.shards must be a power of"),
         ("train --config /none.yaml", "cannot read config file /none.yaml: No such file or directory"),
         ("sweep --grid bach_size=16,32 --name s", "--grid has 'bach_size', which is no field of a run; did you mean"),
-        ("sweep --grid batch_size=16,16 --name s", "--grid must not have the same cell twice"),
+        ("sweep --grid batch_size=16,16 --name s", "--grid must not have the same combination twice"),
         ("sweep --grid batch_size= --name s", "--grid must have at least one value for batch_size"),
         ("sweep --name s", "--grid must name at least one field"),
         ("sweep --resume s --epochs 3", "--resume goes on as the sweep was begun, and takes no epochs"),

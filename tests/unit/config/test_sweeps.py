@@ -143,7 +143,7 @@ ALONE = "is for cifar-ray train alone"
         ({"grid": {"bach_size": [16]}}, "--grid", f"has 'bach_size', {NO_FIELD}; did you mean 'batch_size'?"),
         ({}, "--grid", "must name at least one field"),
         ({"grid": {"lr": []}}, "--grid", "must have at least one value for lr"),
-        ({"grid": {"lr": [0.1, 0.1]}}, "--grid", "must not have the same cell twice"),
+        ({"grid": {"lr": [0.1, 0.1]}}, "--grid", "must not have the same combination twice"),
         ({"grid": {"batch_size": ["many"]}}, "--batch-size", "must be a whole number"),
         ({"grid": {"storage": ["/a", "/b"]}}, "--grid", "must not have storage"),
         ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--grid", "must have batch_size in every grid"),
