@@ -180,8 +180,9 @@ def test_skipped_steps_take_the_next_samples_and_the_same_learning_rate(few: Dat
     assert losses[: skipped + 1] == pytest.approx(expected[: skipped + 1], rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("overflowing")
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_go_on_to_the_same_bits(strategy: str, few: Dataset, tmp_path: Path) -> None:
     """Stopped while the scale falls; the scale, its count of good steps and that of skipped ones go on."""
     wanted = resolved(LOOP, strategy=strategy, topology="1x2", **({"ema": 0.9} if strategy == "ddp" else {}))

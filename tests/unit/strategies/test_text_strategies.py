@@ -13,6 +13,8 @@ from cifar_ray.config.errors import ConfigError
 from tests.support.helpers import digest, resolved
 from tests.support.threads import losses_of_steps, train_everywhere
 
+pytestmark = pytest.mark.slow
+
 USUAL: dict[str, object] = {
     **{"dataset": f"{__name__}:texts", "precision": "fp32", "optimizer": "sgd", "lr": 0.2, "weight_decay": 0.0},
     **{"epochs": 1, "steps_per_epoch": 6, "global_batch_size": 16, "warmup_epochs": 0.0, "log_every": 1},

@@ -75,6 +75,7 @@ def test_validation_is_measured_every_epoch_and_the_test_at_the_end(tmp_path: Pa
     assert again.confusion == outcome.confusion
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "local_sgd", "gpipe"])
 def test_ranks_that_hold_parts_test_the_chosen_checkpoint_whole(strategy: str, tmp_path: Path) -> None:
     config = small_config(strategy, "1x2", val_share=0.2, steps_per_epoch=2)

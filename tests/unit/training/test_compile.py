@@ -33,6 +33,8 @@ from tests.unit.models.test_text_models import SPEC as TEXTS
 from tests.unit.models.test_text_models import texts
 from tests.unit.strategies.test_exchange import BATCH, backward, micro_batches, model
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"dataset": "digits", "model": "resnet", "model_options": {"blocks": (1,), "width": 4}, "augment": "none"}
 SHORT = {"precision": "fp32", "global_batch_size": 64, "epochs": 2, "steps_per_epoch": 4, "log_every": 1}
 config = partial(resolved, {**SMALL, **SHORT})

@@ -29,6 +29,8 @@ from tests.support.helpers import Recorder, resolved
 from tests.support.threads import on_threads
 from tests.support.threads import train_on_threads as train
 
+pytestmark = pytest.mark.slow
+
 USUAL = {
     "dataset": "digits", "model": "simple_cnn", "strategy": "all_reduce", "topology": "1x2", "global_batch_size": 64,
     "precision": "fp32", "log_every": 1, "steps_per_epoch": 4, "epochs": 2,
