@@ -95,6 +95,7 @@ def test_layers_one_after_the_other_are_the_network(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # an LSTM lists its weights a second time
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_any_number_of_texts_passes_through_the_exported_network(name: str) -> None:
     model, tokens = build(name)[1].eval(), texts()
     program = torch.export.export(model, (tokens[:2],), dynamic_shapes=[{0: torch.export.Dim.AUTO}])

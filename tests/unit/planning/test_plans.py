@@ -186,7 +186,7 @@ def test_runs_whose_times_say_nothing_are_left_out_and_named() -> None:
 
 
 def test_a_real_study_over_1_gbit_is_predicted_from_workers_and_one_without_a_limit() -> None:
-    """VGG-11's 34 gradients; what DDP hides needs their readiness, so benchmarks/planned.py holds that to account."""
+    """VGG-11's 34 gradients; what DDP hides needs their readiness, so benchmarks/validated.py holds that to account."""
     widths = [3, 64, 128, 256, 256, 512, 512, 512, 512]
     sizes = [4 * size for i, o in itertools.pairwise(widths) for size in (9 * i * o, o, o, o)] + [4 * 5120, 40]
     limited = exported.read(STUDIES / "vgg11_group_report_1gbit" / "vgg11_times_1gbit.json")

@@ -130,6 +130,7 @@ def learned(outcome: Any) -> tuple[list[float], float, checkpoint.Snapshot]:
         ("fsdp", {"accumulate": 2, **ADAM}, None),
     ],
 )
+@pytest.mark.slow
 def test_a_model_in_parts_learns_what_one_worker_learns(
     strategy: str, values: dict[str, object], bubble: float | None, digits: Dataset, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_the_loss_is_the_mean_over_all_that_counts_in_a_global_batch(values: dic
     assert losses_of_steps(asked, tmp_path) == pytest.approx(plain_losses(asked, 4, "ink", mean_of_known), rel=2e-5)
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_at_any_world_size_and_after_a_stop(tmp_path: Path) -> None:
     train_everywhere(partial(config, strategy="reproducible", log_every=1, steps_per_epoch=4), tmp_path, stop_after=3)
 

@@ -60,6 +60,7 @@ def test_the_loss_is_the_mean_over_all_targets_of_a_global_batch(values: dict[st
     assert losses_of_steps(asked, tmp_path) == pytest.approx(plain_losses(asked, 4, "targets", mean), rel=2e-5)
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_at_any_world_size_and_after_a_stop(tmp_path: Path) -> None:
     more: dict[str, object] = {"strategy": "reproducible", "ema": 0.9, "val_share": 0.2, "steps_per_epoch": 3}
     more |= {"model_options": {"width": 8, "norm": "layer"}, "epochs": 2, "log_every": 1}

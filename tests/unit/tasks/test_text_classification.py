@@ -59,6 +59,7 @@ def test_stages_of_fixed_shapes_get_texts_of_one_length(usual: dict[str, object]
     assert {batch.shape for batch in batches(resolved(usual), DataShard(one_shape=True), epoch=0)} == {(16, 40)}
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_at_any_world_size_and_after_a_stop(usual: dict[str, object], tmp_path: Path) -> None:
     more: dict[str, object] = {"strategy": "reproducible", "ema": 0.9, "val_share": 0.2, "class_weights": "balanced"}
     snapshots = train_everywhere(
