@@ -1,4 +1,4 @@
-"""What the README promises, by whole runs as a person types them: ten starts of Ray."""
+"""What the README promises, by whole runs as a person types them: nine starts of Ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 TOPOLOGIES = ("1x1", "1x2", "2x2")
-TRAINING = ["--dataset", "digits", "--model", "simple_cnn", "--epochs", "3", "--precision", "fp32"]
+TRAINING = ["--dataset", "digits", "--model", "simple_cnn", "--epochs", "8", "--precision", "fp32"]
 TRAINING += ["--strategy", "reproducible", "--global-batch-size", "64", "--lr", "0.05", "--checkpoint-every", "10"]
 
 
@@ -36,6 +36,7 @@ def grid(resident: Person) -> list[str]:
     cells = ["--seeds", "1", "--grid", f"topology={','.join(TOPOLOGIES)}"]
     output = resident.succeeds("sweep", "--name", "grid", *TRAINING, "--local-nodes", "2", *cells).stdout
     assert re.search(r"^runs +3 finished$", output, flags=re.M), output
+    assert re.search(r"^of all runs +startup \d+ s, .*training \d+ s, evaluation \d+ s", output, flags=re.M), output
     sweep = resident.run_named("grid")
     found = resident.mlflow.search_runs(
         [sweep.info.experiment_id], f"tags.`mlflow.parentRunId` = '{sweep.info.run_id}'"
@@ -55,14 +56,14 @@ def test_the_weights_are_the_same_to_the_bit_on_one_worker_two_and_two_nodes(gri
 
 def test_a_run_that_is_killed_goes_on_and_has_the_weights_of_the_sweeps(grid: list[str], resident: Person) -> None:
     with resident.starts("train", *TRAINING, "--topology", "1x2", "--run-name", "killed") as run:
-        run.until("epoch 1/3")
+        run.until("epoch 1/8")
         run.kill(signal.SIGKILL)
-        run.end()
+        assert run.end() == -signal.SIGKILL
     first = resident.run_named("killed").info.run_id
-    resident.succeeds("resume", "killed")
+    assert re.search(r"after step [1-9]", resident.succeeds("resume", "killed").stdout)
     again = resident.run_named("killed")
     assert (again.info.run_id, again.info.status) == (first, "FINISHED")
-    assert resident.steps("killed", "test/accuracy") == [1, 2, 3]
+    assert resident.steps("killed", "test/accuracy") == list(range(1, 9))
     assert weights(resident, "killed") == weights(resident, grid[0])
 
 
@@ -73,13 +74,13 @@ def test_a_report_has_every_figure_with_its_run(grid: list[str], resident: Perso
     rows = list(csv.DictReader((folder / "runs.csv").open()))
     assert [row["run_id"] for row in rows] == [resident.run_named(name).info.run_id for name in grid]
     page = (folder / "report.html").read_text()
-    for topology in TOPOLOGIES:
-        assert topology in page
+    assert all(f"{topology}" in page for topology in TOPOLOGIES)
+    assert all(float(row["cost_usd"]) > 0 for row in rows), rows[0].keys()
 
 
 def test_runs_are_compared_and_explained(grid: list[str], resident: Person) -> None:
-    compared = json.loads(resident.succeeds("compare", *grid[:2], "--json").stdout)
-    assert "topology" in json.dumps(compared)
+    compared = resident.succeeds("compare", *grid[:2]).stdout
+    assert re.search(r"^topology +1x1 +1x2$", compared, flags=re.M), compared
     explained = json.loads(resident.succeeds("explain", grid[1], "--json").stdout)
     assert explained["run"] == grid[1]
     assert explained["verdict"]

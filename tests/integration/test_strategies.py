@@ -241,3 +241,38 @@ def test_a_model_with_weights_that_do_not_learn_trains_as_with_all_reduce(strate
     shape: dict[str, object] = {"model": "speednet", "steps_per_epoch": 6, "global_batch_size": 8}
     found, expected = (weights(config(name, "1x2", **shape), tmp_path / name) for name in (strategy, "all_reduce"))
     assert difference(found, expected) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["gather_scatter", "send_recv", "all_reduce", "ddp", "reproducible"])
+def test_replicas_are_equal_after_every_step(strategy: str) -> None:
+    """Also with batch norm, whose statistics differ from rank to rank while the weights do not."""
+    for steps in (1, 3):
+        first, second = steps_on_ranks(config(strategy, "1x2", **NORM), steps)
+        assert first.replica == second.replica
+
+
+@pytest.mark.slow
+def test_pipelines_are_one_worker_that_accumulates_to_the_bit(tmp_path: Path) -> None:
+    def sha(strategy: str, topology: str, **values: object) -> str:
+        folder = tmp_path / f"{strategy}-{topology}-{len(values)}"
+        outcome = train_on_ranks(config(strategy, topology, global_batch_size=48, **values), folder)[0][0]
+        assert outcome is not None
+        return outcome.weights_sha256
+
+    one = sha("ddp", "1x1", accumulate=4)
+    assert {sha("gpipe", "1x2"), sha("gpipe", "1x3"), sha("one_f_one_b", "1x2")} == {one}
+    assert sha("model_parallel", "1x2", **NORM) == sha("ddp", "1x1", **NORM) != one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["send_recv", "fsdp", "one_f_one_b", "local_sgd"])
+def test_neither_checkpoints_nor_a_stop_change_what_is_learned(strategy: str, tmp_path: Path) -> None:
+    """``local_sgd`` waits for the average after every eighth step."""
+    whole = train_on_ranks(config(strategy, "1x2", **NORM), tmp_path / "whole")[0][0]
+    wanted = config(strategy, "1x2", checkpoint_every=4, **NORM)
+    train_on_ranks(wanted, tmp_path / "parts", stop_after=9)
+    (parts, recorder), *_ = train_on_ranks(wanted, tmp_path / "parts")
+    assert whole is not None
+    assert parts is not None
+    assert (recorder.steps[0], parts.weights_sha256) == (9, whole.weights_sha256)

@@ -339,7 +339,6 @@ import sys, time
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.runs import use
-guard = Guard(*sys.argv[1:4])
 guard = Guard(*sys.argv[1:3])
 guard._starter.wait()
 print(guard._starter.pid, flush=True)

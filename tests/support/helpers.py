@@ -201,6 +201,7 @@ class Steps:
 
     Attributes:
         weights: hash of the whole model's parameters and buffers afterwards.
+        replica: hash of this rank's own parameters, before the ranks are made equal.
         trained: parameters that had a gradient.
         kept: parameters that the optimizer has a state for.
         messages: sent by this rank in the last step, a broadcast counting once.
@@ -210,6 +211,7 @@ class Steps:
 
     losses: list[float]
     weights: str
+    replica: str
     trained: set[str]
     kept: set[str]
     messages: int = 0
@@ -382,6 +384,7 @@ def _steps(config: TrainConfig, worker: Worker, count: int) -> Steps:
         trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
         strategy.step()
     kept = {name for name, parameter in model.named_parameters() if parameter in strategy.optimizer.state}
+    replica = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
     strategy.consolidate()
     weights = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values()))
     activations = 0
@@ -389,7 +392,7 @@ def _steps(config: TrainConfig, worker: Worker, count: int) -> Steps:
     for stage in getattr(strategy, "_stages", [])[:-1]:
         x = stage(x)
         activations += x.nbytes
-    return Steps(losses, weights.hexdigest(), trained, kept, len(sent), sum(sent), activations)
+    return Steps(losses, weights.hexdigest(), replica, trained, kept, len(sent), sum(sent), activations)
 
 
 @contextmanager

@@ -81,10 +81,6 @@ def failing(done: float) -> float:
     return 1 / (done - done)
 
 
-def of_nothing() -> float:
-    return 1.0
-
-
 def merged(groups: Any, lr: float) -> torch.optim.Optimizer:
     """An optimizer that treats all parameters alike."""
     return torch.optim.SGD([parameter for group in groups for parameter in group["params"]], lr=lr)

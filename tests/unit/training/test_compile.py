@@ -38,8 +38,6 @@ pytestmark = pytest.mark.slow
 SMALL = {"dataset": "digits", "model": "resnet", "model_options": {"blocks": (1,), "width": 4}, "augment": "none"}
 SHORT = {"precision": "fp32", "global_batch_size": 64, "epochs": 2, "steps_per_epoch": 4, "log_every": 1}
 config = partial(resolved, {**SMALL, **SHORT})
-DEEP = ("resnet50", "vgg11", "vit", "unet", "segnet")
-"""Networks whose graph takes torch about a second, or more."""
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +81,7 @@ def losses(recorder: Recorder) -> list[float]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name in DEEP))
+        pytest.param(name)
         for name in get_args(ModelName)
         if name not in ("lstm", "resnet18")  # torch.compile takes no recurrent layers; more of the blocks of resnet
     ],
@@ -103,7 +101,6 @@ def test_every_model_is_one_graph(name: str) -> None:
     assert (graphs(), dict(counters["graph_break"])) == (1, {})
 
 
-@pytest.mark.slow
 def test_a_compiled_run_is_close_to_the_run_without(few: Dataset, tmp_path: Path) -> None:
     """Two epochs with evaluations, whose last batch is smaller; compiled before the first step, and never again."""
     plain = train_here(config(), few, tmp_path / "plain", usual := Recorder())
@@ -119,7 +116,6 @@ def test_a_compiled_run_is_close_to_the_run_without(few: Dataset, tmp_path: Path
     assert {f"test/{name}": value for name, value in figures.metrics.items()}.items() <= outcome.metrics.items()
 
 
-@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits_and_not_without(few: Dataset, tmp_path: Path) -> None:
     wanted = config(compile=True, checkpoint_every=2, ema=0.9, accumulate=2)
     whole = train_here(wanted, few, tmp_path / "whole")
@@ -132,7 +128,6 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_not_without(few: Dataset, tmp
     assert len({digest(checkpoint.load(Path(end.checkpoint))) for end in (whole, rest)}) == 1
 
 
-@pytest.mark.slow
 def test_two_compiled_workers_are_close_to_two_without(tmp_path: Path) -> None:
     plain, each = (
         train_on_ranks(config(topology="1x2", accumulate=2, compile=is_compiled), tmp_path / name)
@@ -211,7 +206,7 @@ BREAK = r"Data-dependent branching .* \(test_compile\.py, line \d+\)"
         ("branching", "fp32", BREAK),
         ("branching", "auto", BREAK),
         # it is compiled, which takes long where it has not been before
-        pytest.param("counted", "fp32", "Detected recompile", marks=pytest.mark.slow),
+        pytest.param("counted", "fp32", "Detected recompile"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(
