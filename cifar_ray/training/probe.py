@@ -51,7 +51,8 @@ def readiness(config: TrainConfig, precision: str, samples: int, threads: int) -
     with torch.random.fork_rng(devices=[]):
         torch.set_num_threads(threads)
         try:
-            model = models.build(config, facts).to(memory_format=torch.channels_last)
+            model = models.build(config, facts)
+            convolution.install(model, None)
             parameters, batch = learning(model), convolution.laid_out(modality.of(facts).example(samples), None)
             moments: dict[int, float] = {}
 

@@ -50,7 +50,7 @@ def test_products_are_the_convolution(seed: int) -> None:
     if draw.random() < 0.5:
         layer, images = (of.to(memory_format=torch.channels_last) for of in (layer, images))
     product = installed(layer, draw.choice(("products99", "products99_forward_weight")))
-    assert type(product) is convolution.Convolution
+    assert type(product) in (convolution.Convolution, convolution.Subsampled)
     tolerance = TOLERANCE[torch.bfloat16 if autocast else dtype]
     assert_close(passes(product, images, autocast), passes(layer, images, autocast), tolerance)
 
@@ -126,3 +126,18 @@ def test_only_1x1_convolutions_are_replaced_and_keep_their_weights() -> None:
     after = network.state_dict()
     assert list(before) == list(after)
     assert all(before[name].data_ptr() == after[name].data_ptr() for name in before)
+
+
+def test_a_1x1_convolution_with_a_stride_and_few_channels_is_computed_without_a_crash() -> None:
+    """At 64 pixels, PyTorch's own backward pass ends the process."""
+    layer = nn.Conv2d(8, 16, 1, stride=2)
+    network, images = copy.deepcopy(layer), torch.rand(4, 8, 64, 64)
+    convolution.install(network, None)
+    outs = [
+        module(images.contiguous(memory_format=of))
+        for module, of in ((layer, torch.contiguous_format), (network, torch.channels_last))
+    ]
+    for out in outs:
+        out.square().mean().backward()
+    torch.testing.assert_close(*outs)
+    torch.testing.assert_close(network.weight.grad, layer.weight.grad.to(memory_format=torch.channels_last))
