@@ -77,7 +77,7 @@ cells = plan.planned(config)
 store = SimpleNamespace(tracking_uri="sqlite:///x")
 folder, budget = storage.at(str(Path.cwd() / "grid")), Budget(config, cells)
 planned = session.SweepSession(config, folder, store, cells, [], budget, 0.0)
-Preparation.decide_arithmetic = lambda *_: None  # there is no such GPU
+Preparation.decide_arithmetic, session.preflight.gpu_problems = lambda *_: None, lambda *_: []  # there is no such GPU
 planned._fit_to_cluster(lambda can_stop=False: False)
 print(f"at once: {planned._at_once}")
 attempts = [Attempt(cell.config, cell.decided, [], None, None, None, None, 120.0) for cell in cells]
