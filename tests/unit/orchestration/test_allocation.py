@@ -22,7 +22,7 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration.cluster import allocation, connection, local, optional
+from cifar_ray.orchestration.cluster import allocation, connection, local, optional, preflight
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.orchestration.sweep.budget import Budget
@@ -256,6 +256,7 @@ def test_a_sweep_brings_the_nodes_of_its_largest_topology(
     scaled: Scaled, most: int, nodes: int, runs: int, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scaled.most = most
+    monkeypatch.setattr(preflight, "gpu_problems", lambda _: [])  # the nodes are not there to be asked
     train = {"dataset": "digits", "model": "simple_cnn", "device": "cuda"}
     sweep = SweepConfig("s", ({"topology": ["1x1", "2x1", "4x1"]},), train=train, skip_infeasible=True)
     session(sweep, cells := planned(sweep))._fit_to_cluster(lambda: False)
