@@ -38,26 +38,32 @@ def install(network: nn.Module, chosen: str | None) -> None:
     The convolutions' class changes; their parameters, names and hooks stay.
     """
     network.to(memory_format=_format(chosen))
+    way = chosen or ""
     for layer in network.modules():
-        if type(layer) is nn.Conv2d and _crashes(layer):
+        if type(layer) is not nn.Conv2d:
+            continue
+        if _crashes(layer):
             layer.__class__ = Subsampled
-    if chosen is None or not chosen.startswith("products"):
-        return
-    for layer in network.modules():
-        if (
-            type(layer) is nn.Conv2d
+        elif (
+            way.startswith("products")
             and (layer.groups, layer.dilation, layer.padding_mode) == (1, (1, 1), "zeros")
             and not isinstance(layer.padding, str)
         ):
             layer.__class__ = Convolution
             assert isinstance(layer, Convolution)
-            side, _, parts = chosen.removeprefix("products").partition("_")
+            side, _, parts = way.removeprefix("products").partition("_")
             layer.most_side, layer.with_data = int(side), not parts
 
 
 def _crashes(layer: nn.Conv2d) -> bool:
     is_plain = (layer.kernel_size, layer.groups) == ((1, 1), 1) and layer.padding in ((0, 0), "valid")
     return is_plain and layer.stride != (1, 1) and layer.in_channels < 16 and layer.weight.device.type == "cpu"
+
+
+def _picked(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """The pixels that a 1x1 convolution reads."""
+    vertical, horizontal = layer.stride
+    return x[:, :, ::vertical, ::horizontal]
 
 
 class Subsampled(nn.Conv2d):
@@ -67,9 +73,8 @@ class Subsampled(nn.Conv2d):
     the process by SIGSEGV.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        down, across = self.stride
-        return F.conv2d(input[:, :, ::down, ::across], self.weight, self.bias)
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(_picked(self, x), self.weight, self.bias)
 
 
 class Convolution(nn.Conv2d):
@@ -111,8 +116,7 @@ class Pointwise(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
             return super().forward(x)
-        vertical, horizontal = self.stride
-        pixels = x[:, :, ::vertical, ::horizontal].permute(0, 2, 3, 1)
+        pixels = _picked(self, x).permute(0, 2, 3, 1)
         return F.linear(pixels, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 

@@ -74,7 +74,7 @@ def test_a_report_has_every_figure_with_its_run(grid: list[str], resident: Perso
     rows = list(csv.DictReader((folder / "runs.csv").open()))
     assert [row["run_id"] for row in rows] == [resident.run_named(name).info.run_id for name in grid]
     page = (folder / "report.html").read_text()
-    assert all(f"{topology}" in page for topology in TOPOLOGIES)
+    assert all(topology in page for topology in TOPOLOGIES)
     assert all(float(row["cost_usd"]) > 0 for row in rows), rows[0].keys()
 
 
@@ -143,14 +143,14 @@ def test_the_commands_of_a_pages_beginning_train_and_predict(kind: str, resident
     made, train, predict = (shlex.split(line) for line in block.splitlines())
     script = ROOT / "examples" / kind / made[1]
     subprocess.run([sys.executable, script, *made[2:], *fewer], check=True, cwd=resident.home, capture_output=True)
-    name = f"{kind}-first"
-    words = [name if word in ("first", "liked") else word for word in (*train[1:], *shorter)]
-    resident.succeeds(*words)
-    predicted = resident.succeeds(*[name if word in ("first", "liked") else word for word in predict[1:]])
-    run, metrics = resident.run_named(name), resident.run_named(name).data.metrics
+    name, commands = f"{kind}-first", ([*train[1:], *shorter], predict[1:])
+    _, predicted = (
+        resident.succeeds(*(name if word in ("first", "liked") else word for word in words)) for words in commands
+    )
+    run = resident.run_named(name)
     scored = json.loads(resident.succeeds("evaluate", name, "--json").stdout)["metrics"]
     figure = {"text": "accuracy", "segmentation": "miou", "regression": "r2"}[kind]
-    assert scored[figure] == pytest.approx(metrics[f"test/{figure}"], rel=1e-4)
+    assert scored[figure] == pytest.approx(run.data.metrics[f"test/{figure}"], rel=1e-4)
     assert run.info.status == "FINISHED"
     if kind == "text":
         assert re.findall(r": (good|bad) \d+\.\d%, (?:good|bad) \d+\.\d%$", predicted.stdout, flags=re.M)[1:]

@@ -71,6 +71,16 @@ def gpu_problems(nodes: Sequence[Node]) -> list[str]:
     ]
 
 
+def check_gpus() -> None:
+    """Refuse GPUs of the cluster that PyTorch cannot use.
+
+    Raises:
+        ConfigError: naming what is wrong with them.
+    """
+    if problems := gpu_problems(connection.nodes()):
+        raise ConfigError("device", f"must be cpu here: {'; '.join(problems)}")
+
+
 def hardware(node_id: str, device: str) -> str:
     """The name of what a node's workers compute on, on ``cpu`` or ``cuda``, as their runs record it.
 

@@ -101,7 +101,8 @@ class SweepSession:
                     self._train(check, trials)
                     if goal is not None and not self._left:  # what limits have left may be better
                         self._add_repeats(goal)
-                    self._train(check, self._start([of for of in self._cells if of.is_waiting and of.repeats], None))
+                    repeats = [cell for cell in self._cells if cell.is_waiting and cell.repeats]
+                    self._train(check, self._start(repeats, None))
                     status = "FINISHED"
                 except (InterruptedRunError, KeyboardInterrupt) as error:
                     status = "KILLED"
@@ -143,9 +144,8 @@ class SweepSession:
                 preflight.check_storage(self._folder, run)
             ready.place(self._asked())
             plan.refuse(config, self._planned)
-            on_gpus = any(cell.decided.device == "cuda" for cell, _ in configured(self._asked()))
-            if problems := preflight.gpu_problems(connection.nodes()) if on_gpus else []:
-                raise ConfigError("device", f"must be cpu here: {'; '.join(problems)}")
+            if any(cell.decided.device == "cuda" for cell, _ in configured(self._asked())):
+                preflight.check_gpus()
             left = sum(cell.state == boards.WAITING for cell in self._cells)
             self._at_once = ready.at_once(self._asked(), min(left, config.max_concurrent or left))
             ready.divide_cpus(self._planned, self._at_once)
@@ -395,6 +395,6 @@ class SweepSession:
         runs, wall = [cell.row.figures for cell in self._cells], time.time() - self._begun
         figures = {f"sweep/{phase}_s": sum(of.get(f"time/{phase}_s", 0.0) for of in runs) for phase in PHASES}
         epochs = sum(figures[f"sweep/{phase}_s"] for phase in ("training", "evaluation", "checkpoint"))
-        figures["sweep/share_outside_training"] = max(1 - epochs / (wall * self._at_once), 0.0)
-        figures |= {"sweep/wall_s": wall, "sweep/placed_s": self._budget.placed_s, "sweep/concurrency": self._at_once}
+        figures |= {"sweep/wall_s": wall, "sweep/share_outside_training": max(1 - epochs / (wall * self._at_once), 0.0)}
+        figures |= {"sweep/placed_s": self._budget.placed_s, "sweep/concurrency": float(self._at_once)}
         return figures if self._budget.usd is None else {**figures, "cost/usd": self._budget.usd}

@@ -81,7 +81,7 @@ def losses(recorder: Recorder) -> list[float]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name)
+        name
         for name in get_args(ModelName)
         if name not in ("lstm", "resnet18")  # torch.compile takes no recurrent layers; more of the blocks of resnet
     ],
