@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from cifar_ray.training import checkpoint
 from tests.support.helpers import digest, resolved, train_on_ranks
@@ -53,9 +54,14 @@ def test_all_that_a_run_has_is_the_same_at_any_number_of_workers(
 
 
 def test_another_number_of_shards_is_another_sum(tmp_path: Path) -> None:
-    """So the test above can fail."""
+    """Without batch norm and dropout the mathematics is the same, and the last bits are not: the test above can fail."""
     plain: dict[str, object] = {"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64}
     plain |= {"strategy": "reproducible", "epochs": 1, "steps_per_epoch": 10, "precision": "fp32", "topology": "1x2"}
+    weights = []
     for shards in (2, 4):
         train_on_ranks(resolved(plain, strategy_options={"shards": shards}), tmp_path / str(shards))
-    assert last(tmp_path / "2", 10) != last(tmp_path / "4", 10)
+        newest = checkpoint.latest(tmp_path / str(shards))
+        assert newest is not None
+        weights.append(newest[1].weights)
+    assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert all(torch.allclose(weights[0][name], weights[1][name], rtol=1e-3, atol=1e-5) for name in weights[0])
