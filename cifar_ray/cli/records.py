@@ -145,13 +145,13 @@ def delete(name: str, *, yes: bool = False, tracking_uri: str | None = None) -> 
         name: Name or MLflow id of the run or sweep.
         yes: Delete without asking; needed where there is no terminal.
     """
-    if not yes and not sys.stdin.isatty():
-        raise ConfigError("yes", "must be given where there is no terminal to ask on")
     with output.loading("loading PyTorch and MLflow"):
         from cifar_ray.runs import removal
 
     with contextlib.ExitStack() as stack:
         doomed = removal.prepare(name, tracking_uri, stack, flags.note)
+        if not yes and not sys.stdin.isatty():
+            raise ConfigError("yes", "must be given where there is no terminal to ask on")
         what = f"{doomed.title}: {doomed.contents}"
         if not yes:
             print(f"delete {what}? [y/N] ", end="", flush=True)

@@ -59,8 +59,8 @@ class Folder(Halves):
         for part, folder in self.halves.items():
             odd = sorted({*_folders(folder)} ^ {*names})[:9]
             if odd or len(names) < 2:
-                reason = _readable(", ".join(odd)) or "too few"
-                raise unusable(f"must have two or more classes, the same in each part, and {folder} has not ({reason})")
+                lacks = f"differs in {_readable(', '.join(odd))}" if odd else f"has {len(names)}"
+                raise unusable(f"must have two or more classes, the same in each part, and {folder} {lacks}")
             paths = [images(folder / name, self.others) for name in names]  # in the order of torchvision's ImageFolder
             labels = np.repeat(np.arange(len(names)), [*map(len, paths)])
             self.parts[part] = Part([*itertools.chain(*paths)], labels)

@@ -167,8 +167,8 @@ def _problem(times: StepTimes) -> str:
     first = times.ranks[0]
     if len(first.stretches.get("iteration", ())) < LEAST_STRETCHES:
         return (
-            f"{first.steps:,} measured steps of {first.steps * first.iteration.mean:.1f} s together are too few: "
-            f"{LEAST_STRETCHES} steps and {LEAST_STRETCHES * STRETCH_S:.1f} s are needed"
+            f"the {first.steps:,} measured steps took {first.steps * first.iteration.mean:.1f} s together: "
+            f"at least {LEAST_STRETCHES} steps that take {LEAST_STRETCHES * STRETCH_S:.1f} s or more are needed"
         )
     return times.incomparable if len(times.ranks) > 1 else ""
 

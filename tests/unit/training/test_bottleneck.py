@@ -42,7 +42,7 @@ UNKNOWN = "not enough evidence"
         (at_own_pace({}, {}, communication=60.0), UNKNOWN, (), "a server"),
         (replace(run({}, LATE), incomparable="its passes wait"), UNKNOWN, (), "its passes wait"),
         (replace(run({}), incomparable="its passes wait"), "balanced", (), ""),  # for no other
-        (run({}, LATE, stretches=LEAST_STRETCHES - 1), UNKNOWN, (), "8 steps and 3.2 s are needed"),
+        (run({}, LATE, stretches=LEAST_STRETCHES - 1), UNKNOWN, (), "8 steps that take 3.2 s or more are needed"),
         (run({}, LATE, stretches=LEAST_STRETCHES), "slow rank", (1,), ""),
         (StepTimes(()), UNKNOWN, (), "were not recorded"),
         (StepTimes((rank_times(0, 0, {"iteration": [1.0]}),)), UNKNOWN, (), "were not recorded"),
