@@ -9,8 +9,8 @@ Measured: help 0.29 s; one epoch of digits 1.55 times torchrun's wall time; 0.93
 Four measurements on scikit-learn's digits: the help of every command; the wall time of one epoch at 1x1 under
 `cifar-ray train` and under torchrun, in turn, split at the lines that the commands print; images per second of some
 300 steps of resnet under both, in turn (batch 64, two threads, steady state as docs/exactness.md defines it); and the
-quick start's sweep and report, with an empty home folder, where training is the time in which at least one cell
-trains. Before the first counted run, both launchers run once: then the store exists and files are in memory.
+quick start's sweep and report, with an empty home folder, where training is a run's epochs, with evaluation and
+checkpoints. Before the first counted run, both launchers run once: then the store exists and files are in memory.
 """
 
 from __future__ import annotations
@@ -116,21 +116,13 @@ def swept() -> dict[str, float]:
 
 
 def trained(uri: str) -> float:
-    """Seconds in which at least one run of a store trained, evaluated or wrote a checkpoint."""
+    """Seconds of a store's only sweep in which a run was in its epochs, with evaluation and checkpoints; one at once."""
     from mlflow import MlflowClient
 
-    client, spans = MlflowClient(uri), []
-    for run in client.search_runs([one.experiment_id for one in client.search_experiments()]):
-        figures = run.data.metrics
-        if "time/wall_s" in figures:
-            begun, end = run.info.start_time / 1000, run.info.start_time / 1000 + figures["time/wall_s"]
-            before, after = figures["time/startup_s"] + figures["time/data_s"], figures["time/other_s"]
-            spans.append((begun + before, end - after))
-    total, reached = 0.0, 0.0
-    for begin, end in sorted(spans):
-        total += max(end - max(begin, reached), 0.0)
-        reached = max(reached, end)
-    return total
+    client = MlflowClient(uri)
+    experiments = [one.experiment_id for one in client.search_experiments()]
+    (sweep,) = client.search_runs(experiments, "metrics.`sweep/concurrency` = 1")
+    return sum(sweep.data.metrics[f"sweep/{phase}_s"] for phase in ("training", "evaluation", "checkpoint"))
 
 
 def median(values: Sequence[dict[str, float]], name: str) -> float:

@@ -6,7 +6,6 @@ import importlib.util
 import re
 import shlex
 import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -218,9 +217,3 @@ def test_the_table_of_data_sets_is_the_registry() -> None:
         assert (int(train.replace(",", "")), int(test.replace(",", ""))) == (spec.train_size, spec.test_size)
         assert published.startswith(f"{spec.native_size}x{spec.native_size} {'grey' if spec.grey else 'colour'}")
         assert mirrored == ("yes" if spec.flip else "no")
-
-
-def test_the_strategy_that_contributing_shows_is_the_real_one() -> None:
-    block = re.search(r"    ```python\n(.*?)    ```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
-    assert block is not None
-    assert textwrap.dedent(block[1]) == (ROOT / "cifar_ray" / "strategies" / "all_reduce.py").read_text()
