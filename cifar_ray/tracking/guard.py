@@ -23,13 +23,13 @@ class Guard:
     """Start the guard of one run, and tell it how the run ended."""
 
     def __init__(self, uri: str, session: str) -> None:
-        # It forks the guard and ends.
-        self._starter = subprocess.Popen(
+        self._starter = subprocess.Popen(  # forks the guard and ends
             imports.python("cifar_ray.tracking.guard", uri, session),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,  # open for as long as the guard lives
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal is for the driver
+            cwd="/",  # that of a cell is Ray's, which may remove it before MLflow is imported
         )
 
     def conclude(self, written: bool, status: str) -> bool:

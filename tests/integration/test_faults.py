@@ -109,6 +109,19 @@ def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(
     assert_complete(person, undisturbed)
 
 
+def test_a_sweep_that_loses_ray_by_the_signal_ends_too(person: Person) -> None:
+    """Ray answers no more where the signal has ended it before the driver looked."""
+    with person.starts("sweep", *LONG[1:-2], "--name", "victims", "--grid", "seed=1,2", "--max-concurrent", "1") as run:
+        run.until("epoch 3/20")
+        os.killpg(run.process.pid, signal.SIGTERM)
+        assert run.end() == 128 + signal.SIGTERM
+        last = run.output.splitlines()[-1]
+        assert re.fullmatch(r"Stopped after 0 of 2 runs\. Continue with: cifar-ray sweep --resume victims", last), last
+        assert "Traceback" not in run.output
+    wait_for_nothing_left(person)
+    assert person.run_named("victims").info.status == person.run_named("bs32 1x2 seed1").info.status == "KILLED"
+
+
 def worker_pids(person: Person) -> list[int]:
     run_id = person.run_named("victim").info.run_id
     end = time.monotonic() + 60

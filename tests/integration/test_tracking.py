@@ -360,18 +360,21 @@ def wait_for_status(client: MlflowClient, run_id: str, status: str) -> None:
 
 
 @pytest.mark.fault
-def test_a_driver_that_is_killed_leaves_its_run_killed(client: MlflowClient, run_id: str) -> None:
+def test_a_driver_that_is_killed_leaves_its_run_killed(client: MlflowClient, run_id: str, tmp_path: Path) -> None:
     client.set_tag(run_id, store.SESSION_TAG, "s1")
+    (folder := tmp_path / "ray_tune").mkdir()  # that of a sweep's cell, which Ray removes
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, client.tracking_uri, "s1"],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        cwd=folder,
     )
     assert driver.stdout is not None
     session = int(driver.stdout.readline())
     (guard,) = of_session(session)
     assert guard not in psutil.Process(driver.pid).children(recursive=True)
+    folder.rmdir()
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
     wait_for_status(client, run_id, "KILLED")

@@ -20,7 +20,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import ray
 
+from cifar_ray.tracking.background import within
+
 PLAIN = "CIFAR_RAY_PLAIN_RAY"
+_ANSWER_S = 10
 
 _logger = logging.getLogger(__name__)
 _P = ParamSpec("_P")
@@ -202,11 +205,14 @@ def abandoned_groups() -> list[ray.PlacementGroupID]:
     Without it they are free when the job ends.
     """
     kind, state = find("ray.core.generated.gcs_pb2:PlacementGroupTableData"), find("ray._private.state:state")
-    groups = map(kind.FromString, state._connect_and_get_accessor().get_placement_group_table())
-    dead = state.actor_table(None, None, "DEAD")
+
+    def read() -> tuple[list[bytes], dict[str, Any]]:
+        return state._connect_and_get_accessor().get_placement_group_table(), state.actor_table(None, None, "DEAD")
+
+    groups, dead = within(_ANSWER_S, read)  # Ray's head may have ended, whose answer would be waited for without end
     return [
         ray.PlacementGroupID(group.placement_group_id)
-        for group in groups
+        for group in map(kind.FromString, groups)
         if group.creator_job_id.hex() == ray.get_runtime_context().get_job_id()
         and group.creator_actor_id.hex() in dead
         and group.state != kind.REMOVED
