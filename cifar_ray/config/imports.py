@@ -37,18 +37,22 @@ _INSTALLED = [_PACKAGE, *(Path(sysconfig.get_path(kind)).resolve() for kind in (
 @functools.cache
 def source(path: str, key: str) -> str:
     """SHA-256 of the file that defines the function or class ``path``, as it was when this process first asked."""
-    file = getattr(inspect.getmodule(load(path, key)), "__file__", None)
-    if file is None or not Path(file).is_file():
-        raise ConfigError(key, f"must name a function in a Python file, and {path} is in none")
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return hashlib.sha256(_file(path, key).read_bytes()).hexdigest()
 
 
 def check_source(config: TrainConfig, key: str) -> None:
     """Refuse a function whose file is no longer the one that the run began with; ``key`` is the field that names it."""
     path = getattr(config, key)
     if getattr(config, f"{key}_source") not in (None, source(path, key)):
-        problem = f"must be as the run began with it: the file of {path} has changed since"
+        problem = f"must be as the run began with it, and {_file(path, key)} has changed or is another"
         raise ConfigError(key, f"{problem}; undo that, or begin a new run")
+
+
+def _file(path: str, key: str) -> Path:
+    file = getattr(inspect.getmodule(load(path, key)), "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise ConfigError(key, f"must name a function in a Python file, and {path} is in none")
+    return Path(file)
 
 
 def load(path: str, key: str) -> Callable[..., Any]:

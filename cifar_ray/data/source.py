@@ -161,7 +161,8 @@ class Files(Source):
         parts = {path.stem: path for path in found}
         if len(parts) < len(found) or "train" not in parts:
             names = one_of(f"train{end}" for end in suffixes)
-            raise unusable(f"must be a file, or have {names} and one file of each part, and {self.root} has not")
+            lacks = "has not" if self.root.exists() else "is not there"
+            raise unusable(f"must be a file, or have {names} and one file of each part, and {self.root} {lacks}")
         return parts
 
     def check_there(self) -> None:

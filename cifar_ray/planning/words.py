@@ -19,8 +19,8 @@ def findings(plan: Plan) -> Iterator[str]:
     for what, names in (("Fastest", plan.fastest), ("Cheapest", plan.cheapest)):
         if names:
             best, *alike = names
-            others = f", and {one_of(alike)}: ranges overlap" if alike else ""
-            yield f"{what}: {'no difference between ' * bool(alike)}{whole[best]}{others}."
+            others = f", or {one_of(alike)}: the ranges overlap" if alike else ""
+            yield f"{what}: {whole[best]}{others}."
     if plan.knee is not None:
         yield f"Beyond {counted(plan.knee, 'worker')}, twice as many bring less than 20 % more {plan.unit} per second."
 

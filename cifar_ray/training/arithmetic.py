@@ -110,7 +110,7 @@ def passes_of(config: ResolvedConfig) -> int:
 
 
 def _fastest(passes: Mapping[str, Callable[[], float]], gain: float, worker: Worker) -> tuple[str, str]:
-    """The fastest pass if it is ``gain`` times as fast as the first one, else that; and what was measured, in words.
+    """The fastest pass if it is ``gain`` times as fast as the first one, else that; and what it and the next best took.
 
     A pass counts by its least seconds, of which the mean over all ranks is taken.
     """
@@ -127,8 +127,9 @@ def _fastest(passes: Mapping[str, Callable[[], float]], gain: float, worker: Wor
             break
         names = [usual, best]  # the least of many may be so by chance
     chosen = best if seconds[usual] > gain * seconds[best] else usual
-    words = {name: f"{1000 * each:.1f} ms" if math.isfinite(each) else "not here" for name, each in seconds.items()}
-    return chosen, ", ".join(f"{name} {took}" for name, took in words.items())
+    told = dict.fromkeys([usual, *sorted(seconds, key=seconds.__getitem__)][:3])
+    words = (f"{1000 * seconds[name]:.1f} ms" if math.isfinite(seconds[name]) else "not here" for name in told)
+    return chosen, ", ".join(f"{name} {took}" for name, took in zip(told, words))
 
 
 def in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> list[tuple[float, ...]]:

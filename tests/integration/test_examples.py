@@ -166,8 +166,8 @@ def test_a_newcomer_brings_a_model_and_images(person: Person) -> None:
     port = str(free_port())
     said = []
     for line in lines:
-        if line == "cifar-ray serve first":
-            with person.starts("serve", "first", "--port", port) as server:
+        if line == "cifar-ray serve own":
+            with person.starts("serve", "own", "--port", port) as server:
                 server.until("ready at")
                 curl = re.search(r"(curl .*)", page)
                 assert curl is not None

@@ -145,7 +145,8 @@ def test_the_commands_of_a_pages_beginning_train_and_predict(kind: str, resident
     subprocess.run([sys.executable, script, *made[2:], *fewer], check=True, cwd=resident.home, capture_output=True)
     name, commands = f"{kind}-first", ([*train[1:], *shorter], predict[1:])
     _, predicted = (
-        resident.succeeds(*(name if word in ("first", "liked") else word for word in words)) for words in commands
+        resident.succeeds(*(name if word in ("outlines", "rows", "liked") else word for word in words))
+        for words in commands
     )
     run = resident.run_named(name)
     scored = json.loads(resident.succeeds("evaluate", name, "--json").stdout)["metrics"]

@@ -197,7 +197,7 @@ BAD: list[tuple[dict[str, str | bytes | None], dict[str, object], str]] = [
     ({}, {"features": ("b,c",)}, f"{TARGET}, .* got .'c'"),
     ({}, {"features": ("b", "y")}, f"{TARGET}, .* got .'y'"),
     ({}, {"features": ("b",), "image_column": "a"}, TARGET),
-    ({}, {"dataset": "table:/no/such"}, "^dataset must be a file, .* /no/such has not"),
+    ({}, {"dataset": "table:/no/such"}, "^dataset must be a file, .* /no/such is not there"),
     ({}, {"dataset": "digits"}, "^target is for --dataset table:PATH only"),
     ({}, {"global_batch_size": 4}, "^global_batch_size .* 3 training rows"),
 ]  # fmt: skip

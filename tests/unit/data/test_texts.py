@@ -104,7 +104,10 @@ def test_one_file_gives_a_share_for_the_test_and_equal_texts_stay_together(tmp_p
     write(tmp_path / "loud.csv", shouted)
     loud = listed(tmp_path / "loud.csv", 0.2, 0.2).parts.values()  # capitals and spaces are nothing to the model
     assert sum(len({text.strip().lower() for text in each.samples}) for each in loud) == 30
-    for name, sentence in (("reviews.csv", "^test_share must be given"), ("none.csv", f"^{FILES} .*none.csv has not")):
+    for name, sentence in (
+        ("reviews.csv", "^test_share must be given"),
+        ("none.csv", f"^{FILES} .*none.csv is not there"),
+    ):
         with pytest.raises(ConfigError, match=sentence):
             listed(tmp_path / name)
 
