@@ -133,17 +133,21 @@ def images() -> object:
     return (pixels[:40], ink[:40]), (pixels[40:], ink[40:]), ["ink"]
 
 
+class Answers(nn.Module):
+    def __init__(self, mean: float) -> None:
+        super().__init__()
+        self.task = Regression(resolved(USUAL), Facts(1, 4, 4, target_mean=(mean,), target_std=(2.0,)))
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return self.task.predictions(outputs)
+
+
 def test_answers_are_exported_again_in_one_process() -> None:
     """As the models of a run's checkpoints are, one after the other; torch.export replaces tensors by its own."""
+    outputs = torch.tensor([[0.0], [1.0]])
     for mean in (3.0, 3.0, 5.0):
-        task = Regression(resolved(USUAL), Facts(1, 4, 4, target_mean=(mean,), target_std=(2.0,)))
-
-        class Answers(nn.Module):
-            def forward(self, outputs: Tensor) -> Tensor:
-                return task.predictions(outputs)
-
-        outputs = torch.tensor([[0.0], [1.0]])
-        assert torch.export.export(Answers(), (outputs,)).module()(outputs).tolist() == [[mean], [mean + 2]]
+        program = torch.export.export(Answers(mean), (outputs,))
+        assert program.module()(outputs).tolist() == [[mean], [mean + 2]]
 
 
 def test_a_function_may_return_one_target_and_images() -> None:
