@@ -170,6 +170,7 @@ def test_an_impossible_value_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         TrainConfig(**values)
     assert [caught.value.key, str(caught.value).split()[0]] == [next(iter(values))] * 2
+    assert caught.value.problem
 
 
 @pytest.mark.parametrize(

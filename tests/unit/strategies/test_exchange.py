@@ -164,17 +164,30 @@ def test_a_rank_without_a_state_for_a_parameter_counts_as_zeros() -> None:
         for parameter in gradients.numbered(made):
             parameter.grad = torch.ones_like(parameter)
         made.step()
+        for state in made.state.values():
+            state["step"] = torch.tensor(4.0)
         last = gradients.numbered(made)[-1]
         momentum = made.state[last]["momentum_buffer"].clone()
         if worker.rank == 1:
             made.state.pop(last)
         gradients.average_with_state([torch.ones(1)], made)
-        return torch.equal(made.state[last]["momentum_buffer"], momentum / 2)
+        found = made.state[last]
+        return torch.equal(found["momentum_buffer"], momentum / 2) and torch.equal(found["step"], torch.tensor(2.0))
 
     assert on_threads(2, one) == [True, True]
     unused = model()
     assert [len(vector) for vector in gradients.flat_gradients(gradients.learning(unused))] == [135, 5, 200, 10]
     assert unused[5].bias.grad.tolist() == [0] * 10
+
+
+def test_a_parameter_is_used_if_any_rank_has_used_it() -> None:
+    def one(worker: Worker) -> list[bool]:
+        parameters = [*model().parameters()]
+        parameters[worker.rank].grad = torch.zeros_like(parameters[worker.rank])
+        used = gradients.used_on_any_rank(parameters)
+        return [any(parameter is each for each in used) for parameter in parameters]
+
+    assert on_threads(2, one) == [[True, True, False, False]] * 2
 
 
 def test_an_average_is_that_of_all_ranks_but_whole_numbers_are_rank_0s() -> None:
@@ -256,6 +269,16 @@ def test_every_batch_norm_moves_as_far_as_its_own_momentum_says(monkeypatch: pyt
     torch.testing.assert_close(layers[1].running_mean, torch.full((3,), 6.0), rtol=1e-2, atol=0.0)
     torch.testing.assert_close(layers[1].running_var, torch.full((3,), 7.0), rtol=1e-2, atol=0.0)
     assert [int(layer.num_batches_tracked) for layer in layers] == [2, 2]
+
+
+def test_a_batch_norm_without_momentum_has_the_mean_of_all_steps() -> None:
+    wanted = of("reproducible", 1, strategy_options={"shards": 2})
+    norm = nn.BatchNorm2d(3, momentum=None)
+    made = built(wanted, nn.Sequential(norm, nn.Flatten(), nn.Linear(192, 10)))
+    for step in range(2):
+        made.gradients(micro_batches(wanted, Worker(), step))
+    means = torch.stack([whole(step)[0].mean((0, 2, 3)) for step in range(2)])
+    torch.testing.assert_close(norm.running_mean, means.mean(0))
 
 
 def test_workers_of_hogwild_step_in_shared_weights_with_a_share_of_the_rate() -> None:

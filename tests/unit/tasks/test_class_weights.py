@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,10 @@ def test_the_counts_are_recorded_and_weigh_as_scikit_learns_do() -> None:
     params = runfile.params(usual, known)  # type: ignore[arg-type]
     assert [name for name in params if "class_weights" in name] == ["class_weights"]
     assert Classification(usual, known.facts).counts(torch.arange(10)) is None
+    lacking = replace(dataset, spec=replace(dataset.spec, class_counts=(0, *known.facts.class_counts[1:])))
+    assert recipe.settle(usual, Decided.asked(usual), lacking).facts.class_counts[0] == 0  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="class_weights must be none where a class has no "):
+        recipe.settle(asked, Decided.asked(asked), lacking)
 
 
 @pytest.mark.parametrize(

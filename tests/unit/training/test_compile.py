@@ -233,11 +233,22 @@ def test_only_faults_of_the_compilers_become_a_sentence() -> None:
             raise fault
 
 
+def test_random_numbers_are_drawn_as_without_it() -> None:
+    network, ones = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5)), torch.ones(4, 8)
+    drawn = []
+    for call in (network, compiling.Compiled(network, torch.device("cpu"))):
+        torch.manual_seed(3)
+        drawn.append(call(ones) == 0)
+    assert torch.equal(*drawn)
+    assert drawn[0].any()
+
+
 @pytest.mark.parametrize("strategy", sorted({*NAMES} - {*COMPILING}))
 def test_other_strategies_refuse_it(strategy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config(strategy=strategy, compile=True)
     assert caught.value.key == "compile"
+    assert caught.value.problem
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from cifar_ray import models
 from cifar_ray.config import runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.optimisation import parse_scale
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS, Dataset
 from cifar_ray.strategies.worker import Worker
@@ -209,6 +210,7 @@ def test_a_fields_words_go_into_files_and_commands_and_back() -> None:
     assert (made.freeze, made.unfreeze_epoch, made.lr_scale) == (("[0-3]", "4.conv1"), 2, ("9=2", "[0-3]=0.1"))
     assert recipe.resolve(typed.run(*shlex.split(recipe.command(made))[2:])) == made
     assert runfile.resolved_from_mapping(runfile.to_mapping(made)) == made
+    assert parse_scale("a=b=0.5") == ("a=b", 0.5)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +229,7 @@ def test_what_cannot_be_is_refused(values: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config(**values)
     assert caught.value.key == key
+    assert caught.value.problem
 
 
 @pytest.mark.parametrize(
@@ -241,3 +244,4 @@ def test_strategies_that_cannot_say_so(strategy: str, values: dict[str, object])
     with pytest.raises(ConfigError) as caught:
         config(strategy=strategy, topology="1x2", **values)
     assert caught.value.key == [*values][-1]
+    assert caught.value.problem
