@@ -47,6 +47,17 @@ def test_every_epoch_has_an_order_and_an_augmentation_of_its_own_whichever_comes
     assert second.targets.tolist() == digits.train["labels"][samples.numpy()].tolist()
 
 
+def test_images_are_mixed_as_was_asked(digits: Dataset) -> None:
+    """Beside an image's own pixels, cutmix has some of another's as they are, and mixup all of them blended."""
+    plain, mixup, cutmix = (
+        next(loader_of(digits, DataShard(), topology="1x1", augment=name).micro_batches(0, 0))
+        for name in ("none", "mixup", "cutmix")
+    )
+    assert [batch.targets.ndim for batch in (plain, mixup, cutmix)] == [1, 2, 2]
+    kept = [(batch.inputs == plain.inputs).float().mean((1, 2, 3)) for batch in (mixup, cutmix)]
+    assert (kept[0] < kept[1]).float().mean() > 0.5
+
+
 def test_a_rank_without_use_for_images_gets_labels_and_seeds(digits: Dataset) -> None:
     both = [[*loader_of(digits, DataShard(1, 2, 3, inputs=inputs)).micro_batches(0, 0)] for inputs in (True, False)]
     assert [micro_batch.inputs.shape for micro_batch in both[1]] == [(0, 3, 32, 32)] * 3

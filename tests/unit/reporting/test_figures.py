@@ -309,6 +309,7 @@ def test_a_base_without_a_deviation_does_not_make_the_test_sharper() -> None:
 def test_a_run_costs_its_nodes_for_all_its_phases() -> None:
     run = trial("2x2", training_s=3560.0)  # and 4 x 10 s
     assert figures.cost_of_run(3.0).measure(run) == pytest.approx(6.0)
+    assert "3 USD per node and hour" in figures.cost_of_run(3.0).note
     timed = replace(run, metrics={**run.metrics, "time/wall_s": 5400.0})
     assert figures.cost_of_run(3.0).measure(timed) == pytest.approx(9.0)
     partly = replace(run, metrics={k: v for k, v in run.metrics.items() if k != "time/startup_s"})
