@@ -78,22 +78,29 @@ def test_a_node_that_leaves_is_replaced_by_another(person: Person, head: Head) -
     assert person.steps("moved", "test/accuracy") == list(range(1, 11))
 
 
+@pytest.fixture
+def hasty(person: Person) -> Person:
+    """Who waits for room for 90 s alone, on the cluster's nodes too."""
+    person.environment["CIFAR_RAY_START_TIMEOUT_S"] = "90"
+    return person
+
+
 @pytest.mark.extended
 @pytest.mark.fault
-def test_a_sweep_on_two_nodes_says_once_that_its_cluster_has_lost_one(person: Person, head: Head) -> None:
+def test_a_sweep_on_two_nodes_says_once_that_its_cluster_has_lost_one(hasty: Person, head: Head) -> None:
     head.add("b")
     words = ["--name", "small", *WORDS[1:5], "--precision", "fp32", "--epochs", "300", "--address", head.address]
     words += ["--grid", "topology=2x1", "lr=0.1,0.01,0.05"]
-    with person.starts("sweep", *words, CIFAR_RAY_START_TIMEOUT_S="90") as run:
+    with hasty.starts("sweep", *words) as run:
         run.until("lr0.1 2x1 seed0: epoch 2/300")
-        assert len({worker["node_id"] for worker in person.placement("lr0.1 2x1 seed0")}) == 2
+        assert len({worker["node_id"] for worker in hasty.placement("lr0.1 2x1 seed0")}) == 2
         head.remove("b")
         assert run.end() == 1
     assert run.output.count("seed0: failed, ") == 1  # the run that was there when the node left
     assert run.output.count("the cluster has lost nodes (") == 1
     assert "2 runs could not begin: topology 2x1 needs 2 nodes" in run.output
     assert "`cifar-ray sweep --resume small" in run.output
-    assert person.run_named("small").info.status == "FAILED"
+    assert hasty.run_named("small").info.status == "FAILED"
 
 
 @pytest.mark.compat
