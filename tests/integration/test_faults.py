@@ -80,11 +80,13 @@ def test_a_run_killed_at_a_random_moment_and_resumed_equals_an_undisturbed_one(
         time.sleep(moment)
         run.kill(signal.SIGKILL)
         run.end()
-    wait_for_status(person, "KILLED")
-    first = person.run_named("victim").info.run_id
+    before = ""
+    with contextlib.suppress(ValueError):  # MLflow has not heard of it yet, and its folder alone tells of it
+        wait_for_status(person, "KILLED")
+        before = person.run_named("victim").info.run_id
     done = person.runs("resume", "victim")
     assert done.returncode == 0, f"killed {moment:.2f} s after {until!r}: {done.stdout}{done.stderr}"
-    assert person.run_named("victim").info.run_id == first
+    assert person.run_named("victim").info.run_id == before or not before
     assert_complete(person, undisturbed)
     if not where:  # it takes Ray's helpers a minute
         wait_for_nothing_left(person)
