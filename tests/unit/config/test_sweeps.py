@@ -182,6 +182,7 @@ ALONE = "is for cifar-ray train alone"
 )
 def test_a_sweep_that_cannot_be_is_refused(values: dict[str, Any], flag: str, told: str) -> None:
     assert refusal(**values).startswith(f"{flag} {told}")
+    assert "None" not in refusal(**values)
 
 
 @pytest.mark.parametrize(

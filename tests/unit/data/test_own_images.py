@@ -296,6 +296,7 @@ IMAGES, LABELS = "ValueError: images of ", "kinds of labels for training, and la
         ("7", "TypeError: object of type 'int' has no len()"),
         ("half(12, dtype='float32'), half(6)", f"{IMAGES}float32 (12, 16, 16)"),
         ("half(12, (16, 8)), half(6)", f"{IMAGES}uint8 (12, 16, 8)"),
+        ("(np.full((12, 4), 1e39), half(12)[1]), half(6)", "ValueError: features of float64 (12, 4)"),
         ("half(12), half(6, (8, 8))", "images (16, 16, 3) for training and images (8, 8, 3)"),
         ("(half(12)[0], half(6)[1]), half(6)", "labels of int64 (6,) for 12 images"),
         ("(half(12)[0], np.arange(12) % 3 + 7), half(6)", f"3 {LABELS}7 to 9"),

@@ -229,7 +229,7 @@ def test_what_cannot_be_is_refused(values: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config(**values)
     assert caught.value.key == key
-    assert caught.value.problem
+    assert "None" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -244,4 +244,4 @@ def test_strategies_that_cannot_say_so(strategy: str, values: dict[str, object])
     with pytest.raises(ConfigError) as caught:
         config(strategy=strategy, topology="1x2", **values)
     assert caught.value.key == [*values][-1]
-    assert caught.value.problem
+    assert "None" not in str(caught.value)
