@@ -98,7 +98,7 @@ def opened(dataset: str, root: Path) -> dict[str, Any]:
     try:
         return _construct(name, root)
     except Exception as error:  # files that are missing or damaged lead to whatever comes
-        unread = first_line(error).partition(" You can use download=True")[0]  # this program has no such word
+        unread = first_line(error).partition(" You can use download=True")[0]  # an option of torchvision's
     try:
         with FileLock(root / f".{name.partition('/')[0]}.lock"):
             with suppress(Exception):  # another process may have been first
