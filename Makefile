@@ -34,8 +34,8 @@ test: $(VENV)/installed
 
 # Also the tests that start clusters of several nodes, kill processes, and take minutes, and those for GPUs on the CPU.
 test-all: $(VENV)/installed
-	$(BIN)/pytest
-	CIFAR_RAY_GPU_DRY_RUN=1 $(BIN)/pytest -m gpu
+	$(BIN)/pytest || failed=1; \
+	CIFAR_RAY_GPU_DRY_RUN=1 $(BIN)/pytest -m gpu && exit $${failed:-0}
 
 # What any Ray promises, with the oldest, the newest and one between: each laid over the same environment. Then, with
 # the newest, without its private parts. docs/measurements/ray.md has what it found.

@@ -135,7 +135,7 @@ def test_a_model_is_served_by_replicas_on_ray_serve(person: Person) -> None:
         image = png(data.load("digits").test.inputs[0])
         predicted = requests.post(f"{url}/predict?top=3", data=image, timeout=60).json()
         server.send_signal(signal.SIGINT)
-        server.wait(60)
+        server.wait(180)
     assert {answer.json()["run"] for answer in answers} == {"first"}
     assert len(predicted["classes"]) == 3
 
