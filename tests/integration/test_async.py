@@ -48,6 +48,7 @@ def memory_files() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
 
 
+@pytest.mark.extended
 def test_hogwild_learns_in_memory_that_has_no_name(host: ServerHost, tmp_path: Path) -> None:
     results = train_at_own_pace(config("hogwild", "1x3", epochs=10), tmp_path, host)
     found = metrics(results)

@@ -174,6 +174,7 @@ def test_an_error_that_nobody_expected_is_the_reason_of_the_runs_end(
     assert (run.info.status, run.data.tags[FAILURE_TAG]) == ("FAILED", "ValueError: no result today")
 
 
+@pytest.mark.extended
 def test_trials_whose_processes_are_killed_leave_their_cpus_to_the_next(person: Person) -> None:
     """One worker's, and the one that Ray Tune runs for a trial; Ray kills with SIGKILL, too, when memory runs out."""
     cpus = hardware.allowed_cpus()

@@ -197,7 +197,7 @@ for cell in json.load(open(sys.argv[1]))["cells"]:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_notebook(person: Person) -> None:
     """Its cells in order, each with its last line shown, as in a notebook."""
     notebook = EXAMPLES / "notebook.ipynb"

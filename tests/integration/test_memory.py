@@ -39,7 +39,7 @@ def _memory(pid: int) -> tuple[int, int]:
 
 
 @pytest.mark.data
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_images_are_in_a_nodes_memory_once_for_all_its_workers(person: Person) -> None:
     images = data.load("cifar10").train.inputs.nbytes
