@@ -150,10 +150,10 @@ def delete(name: str, *, yes: bool = False, tracking_uri: str | None = None) -> 
 
     with contextlib.ExitStack() as stack:
         doomed = removal.prepare(name, tracking_uri, stack, flags.note)
-        if not yes and not sys.stdin.isatty():
-            raise ConfigError("yes", "must be given where there is no terminal to ask on")
         what = f"{doomed.title}: {doomed.contents}"
         if not yes:
+            if not sys.stdin.isatty():
+                raise ConfigError("yes", "must be given where there is no terminal to ask on")
             print(f"delete {what}? [y/N] ", end="", flush=True)
             if sys.stdin.readline().strip().lower() not in ("y", "yes"):
                 print("nothing is deleted")

@@ -18,9 +18,16 @@ if TYPE_CHECKING:
     from cifar_ray.config.train import TrainConfig
 
 
-@functools.cache
 def constant(numbers: tuple[Any, ...], device: torch.device) -> Tensor:
     """Numbers on a device: whole ones as int64, others as float64. A copy in every step would wait for a GPU."""
+    import torch
+
+    # torch.export makes a tensor of its own, which nothing after it could use.
+    return (_constant.__wrapped__ if torch.compiler.is_exporting() else _constant)(numbers, device)
+
+
+@functools.cache
+def _constant(numbers: tuple[Any, ...], device: torch.device) -> Tensor:
     import numpy as np
     import torch
 

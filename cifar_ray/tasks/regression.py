@@ -106,10 +106,7 @@ class Regression:
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Values in the targets' own units: float64 (B, targets), since float32 may round a large mean's deviations."""
-        import torch
-
-        # Not `constant`: torch.export would leave a tensor of its own there, for the next one to stumble over.
-        mean, std = torch.tensor(self._standard, dtype=torch.float64, device=outputs.device)
+        mean, std = constant(self._standard, outputs.device)
         return outputs.double() * std + mean
 
     def _standardised(self, targets: Tensor) -> Tensor:

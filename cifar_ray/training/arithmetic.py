@@ -127,9 +127,9 @@ def _fastest(passes: Mapping[str, Callable[[], float]], gain: float, worker: Wor
             break
         names = [usual, best]  # the least of many may be so by chance
     chosen = best if seconds[usual] > gain * seconds[best] else usual
-    told = dict.fromkeys([usual, *sorted(seconds, key=seconds.__getitem__)][:3])
-    words = (f"{1000 * seconds[name]:.1f} ms" if math.isfinite(seconds[name]) else "not here" for name in told)
-    return chosen, ", ".join(f"{name} {took}" for name, took in zip(told, words))
+    told = [usual, *sorted(seconds, key=seconds.__getitem__)][:3]
+    words = {name: f"{1000 * seconds[name]:.1f} ms" if math.isfinite(seconds[name]) else "not here" for name in told}
+    return chosen, ", ".join(f"{name} {took}" for name, took in words.items())
 
 
 def in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> list[tuple[float, ...]]:

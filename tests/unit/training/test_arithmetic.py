@@ -79,6 +79,7 @@ def test_what_a_gpu_cannot_compute_or_has_no_room_for_is_not_chosen(monkeypatch:
 def test_a_long_run_on_cpus_measures_its_convolutions_at_its_own_batch() -> None:
     chosen = arithmetic.choose(LONG, Worker())
     assert re.fullmatch(rf"20 images in fp32: {USUAL} [\d.]+ ms(, \w+ [\d.]+ ms){{1,2}}", chosen.measured)
+    assert {*re.findall(r"(\w+) [\d.]+ ms", chosen.measured)} <= {*arithmetic.ways(LONG)}
     assert (chosen.precision, chosen.convolutions in arithmetic.ways(LONG)) == ("fp32", True)
 
 

@@ -271,6 +271,8 @@ def test_what_a_thread_waits_for_a_cpu_is_counted() -> None:
 def test_data_must_fit_into_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     decoded.check_room("image_size", 500, "its images")
+    with pytest.raises(ConfigError, match=r"^image_size must leave room for its images"):
+        decoded.check_room("image_size", 501, "its images")
     with pytest.raises(ConfigError, match=r"^image_size must leave room for its images: 3\.0 GiB, of 1\.5 GiB$"):
         decoded.check_room("image_size", 3 * 2**30, "its images", 3 * 2**29)
 
