@@ -203,6 +203,7 @@ PARTS = {
         "ray.core.generated.gcs_service_pb2_grpc",
         "ray.core.generated.gcs_service_pb2",
     ),  # greeting
+    "ray._private.services",  # latest_head
     *("ray.experimental.internal_kv", "ray.core.generated.autoscaler_pb2"),  # refused_bundles
     *("ray.core.generated.gcs_pb2", "._connect_and_get_accessor"),  # abandoned_groups
     "ray.train.v2._internal.callbacks.datasets",  # lean, whose class overrides the methods

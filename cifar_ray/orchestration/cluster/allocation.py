@@ -23,7 +23,6 @@ from cifar_ray.training import recipe
 
 _POLL_S = 1.0
 _REPEAT_S = 10.0
-_ANSWER_S = 10
 _NODE_TYPE = "ray.io/node-group"  # a label of nodes that Ray's launcher or KubeRay has started
 
 
@@ -121,7 +120,7 @@ class NodeAllocator:
         """Ask for the nodes of the first topology that an autoscaler has not refused; whether there is one."""
         if not any(node["Alive"] and node["Labels"].get(_NODE_TYPE) for node in ray.nodes()):
             return False  # each head runs a monitor, but nothing starts nodes where they were started by hand
-        refused = optional.refused_bundles(_ANSWER_S)
+        refused = optional.refused_bundles()
         if refused is None:
             return False
         if self._bundles and refused == self._bundles:

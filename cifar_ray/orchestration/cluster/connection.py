@@ -107,6 +107,7 @@ def shares_a_machine(config: TrainConfig, decided: Decided) -> bool:
 
 
 def _join(head: str, config: TrainConfig, modules: list[ModuleType], stack: ExitStack) -> None:
+    head = optional.latest_head() if head == "auto" else head
     must = f"must be that of a running Ray head; {head!r}"
     if head != "auto":
         servers.reach_chosen(head)

@@ -164,6 +164,12 @@ def head_resource() -> dict[str, float]:
     return {find("ray._common.constants:HEAD_NODE_RESOURCE_NAME"): 0.001}
 
 
+@part(lambda: "auto")
+def latest_head() -> str:
+    """The head that Ray finds on this machine for ``auto``. Without it Ray tries one that has ended for a minute."""
+    return find("ray._private.services:canonicalize_bootstrap_address")("auto")
+
+
 @part(lambda head, timeout_s: "OK")
 def greeting(head: str, timeout_s: float) -> str:
     """gRPC's code of a head's answer, such as ``UNAUTHENTICATED``. Without it Ray tries a wrong token for 20 s."""
@@ -178,15 +184,15 @@ def greeting(head: str, timeout_s: float) -> str:
     return "OK"
 
 
-@part(lambda timeout_s: [])
-def refused_bundles(timeout_s: float) -> list[dict[str, float]] | None:
+@part(list)
+def refused_bundles() -> list[dict[str, float]] | None:
     """Bundles of the request for nodes that the autoscaler cannot meet; None when it has never reported.
 
     Without it a run waits for them as long as for any others.
     """
     client = find("ray.experimental.internal_kv:internal_kv_get_gcs_client")()
     reply = find("ray.core.generated.autoscaler_pb2:GetClusterStatusReply").FromString(
-        client.get_cluster_status(timeout_s=timeout_s)
+        client.get_cluster_status(timeout_s=_ANSWER_S)
     )
     if not reply.autoscaling_state.autoscaler_state_version:
         return None

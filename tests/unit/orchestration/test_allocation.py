@@ -221,7 +221,7 @@ class Scaled:
         monkeypatch.setattr(optional, "refused_bundles", self._refused)
         monkeypatch.setattr(allocation, "request_resources", lambda bundles: self.asked.append(bundles))
 
-    def _refused(self, _: float) -> list[dict[str, float]]:
+    def _refused(self) -> list[dict[str, float]]:
         bundles = self.asked[-1] if self.asked and not self.slow else []
         for bundle in bundles[len(self.live) :]:
             types = [kind for kind in self.types if all(kind.get(name, 0) >= size for name, size in bundle.items())]
@@ -309,5 +309,5 @@ def test_a_request_is_repeated_where_the_autoscaler_reports(scaled: Scaled, monk
         monkeypatch.setattr(allocation, "_REPEAT_S", 0.0)
         made._request(config("1x1"), [Decided("1x1")])
     assert scaled.asked == [[{"CPU": 1.0}]] * 2 + [[]]
-    monkeypatch.setattr(optional, "refused_bundles", lambda _: None)  # Ray's older one
+    monkeypatch.setattr(optional, "refused_bundles", lambda: None)  # Ray's older one
     assert not NodeAllocator(*SILENT)._request(config("1x1"), [Decided("1x1")])

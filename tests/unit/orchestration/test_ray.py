@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import subprocess
@@ -18,9 +19,10 @@ from ray import cloudpickle
 from ray.train.torch import TorchTrainer
 
 from cifar_ray.cli import main
-from cifar_ray.config.errors import CommandFailedError
+from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import fork_server, local, optional, servers
+from cifar_ray.orchestration.cluster.connection import connected
 
 TOO_LATE = "The current node timed out during startup. This could happen because the GCS has become overloaded."
 
@@ -104,6 +106,18 @@ def test_workers_import_from_where_the_driver_does(monkeypatch: pytest.MonkeyPat
     assert "/inserted before" in paths
 
 
+def test_auto_says_at_once_that_the_head_last_started_here_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", functools.cache(list))  # whatever else runs here
+    monkeypatch.setattr(ray, "init", None)  # it would try for a minute
+    with pytest.raises(ConfigError, match=r":1'.*refused"), connected(TrainConfig(address="auto")):
+        pass
+
+
 def test_sockets_have_a_folder_with_a_short_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for given, sockets in {
         "/dev/shm": "/dev/shm",
@@ -166,8 +180,8 @@ def test_a_part_that_is_missing_is_replaced_and_logged(monkeypatch: pytest.Monke
 def test_plain_ray_switches_all_parts_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(optional.PLAIN, "1")
     assert (optional.draining_nodes(), optional.head_resource()) == ({}, {})
-    assert (optional.refused_bundles(1.0), optional.abandoned_groups()) == ([], [])
-    assert optional.greeting("127.0.0.1:1", 1.0) == "OK"
+    assert (optional.refused_bundles(), optional.abandoned_groups()) == ([], [])
+    assert (optional.latest_head(), optional.greeting("127.0.0.1:1", 1.0)) == ("auto", "OK")
     assert optional.lean(TorchTrainer) is TorchTrainer
     # No node has more free than it has, and than the cluster has free.
     nodes = [{"NodeID": node, "Alive": node != "gone", "Resources": {"CPU": 4.0}} for node in ("a", "b", "gone")]
