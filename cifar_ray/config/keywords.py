@@ -115,7 +115,7 @@ def checked(function: F) -> F:
                 value = schema.plain(bound.arguments[keyword.name])
                 bound.arguments[keyword.name] = schema.build(keyword.kind, value, keyword.name)
             elif keyword.is_many:
-                raise ConfigError(keyword.name, "must be given")
+                raise ConfigError(keyword.name, "must be given, one or more")
         return function(*bound.args, **bound.kwargs)
 
     return cast(F, call)

@@ -129,7 +129,7 @@ def _global_batch(config: TrainConfig) -> int | None:
     if config.batch_size is None:
         if images is not None and images % ways:
             rule = f"must be a multiple of workers x accumulation ({config.world_size} x {config.accumulate})"
-            raise ConfigError("global_batch_size", f"{rule}, got {images}")
+            raise ConfigError("global_batch_size", f"{rule}, such as {max(images // ways, 1) * ways}, got {images}")
         return images
     whole = config.batch_size * ways
     if images not in (None, whole):

@@ -122,7 +122,9 @@ def test_the_batch_that_is_held(values: dict[str, Any], held: str, sizes: list[t
 def test_values_that_do_not_go_together_say_so() -> None:
     cells = cells_of(grid={"global_batch_size": [16], "topology": ["1x1", "1x3"]})
     assert [cell.config is None for cell in cells] == [False, True]
-    assert cells[1].reason == "global_batch_size must be a multiple of workers x accumulation (3 x 1), got 16"
+    assert (
+        cells[1].reason == "global_batch_size must be a multiple of workers x accumulation (3 x 1), such as 15, got 16"
+    )
 
 
 @pytest.mark.parametrize(("name", "value"), [("storage", "/runs"), ("address", "h:1"), ("local_nodes", 2)])
