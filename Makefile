@@ -25,12 +25,12 @@ quickstart: $(VENV)/installed
 # Unit tests share nothing and run in several processes; the others start Ray, which has several of its own.
 # Files of unit tests are in memory where /dev/shm is, each until its test has passed: they would wait for the disk at
 # each commit of a database and for each checkpoint.
-DEFAULT := -m "not slow and not cluster and not fault and not extended"
+MARKS := not slow and not cluster and not fault and not extended
 test: $(VENV)/installed
 	( files=$$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d); trap 'rm -rf "$$files"' EXIT INT TERM; \
-	TMPDIR=$$files $(BIN)/pytest $(DEFAULT) -n logical --maxprocesses 4 --dist loadfile \
+	TMPDIR=$$files $(BIN)/pytest -m "$(MARKS)" -n logical --maxprocesses 4 --dist loadfile \
 		-o tmp_path_retention_policy=failed tests/unit ) || failed=1; \
-	$(BIN)/pytest $(DEFAULT) --ignore tests/unit && exit $${failed:-0}
+	$(BIN)/pytest -m "$(MARKS)" --ignore tests/unit && exit $${failed:-0}
 
 # Also the tests that start clusters of several nodes, kill processes, and take minutes, and those for GPUs on the CPU.
 test-all: $(VENV)/installed

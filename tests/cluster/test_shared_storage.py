@@ -13,7 +13,7 @@ from tests.support import stores
 from tests.support.nodes import Head
 from tests.support.person import Person
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 WORDS = ["train", "--dataset", "digits", "--model", "simple_cnn", "--epochs", "1", "--topology", "2x1"]
 APART = """
@@ -48,7 +48,6 @@ def test_a_node_that_cannot_use_the_folder_is_named(cluster: Person) -> None:
     assert [experiment.name for experiment in cluster.mlflow.search_experiments()] == ["Default"]
 
 
-@pytest.mark.extended
 def test_a_store_that_all_nodes_reach_is_taken(cluster: Person) -> None:
     """The nodes are told where the store is; keys are their own."""
     with stores.s3() as variables:

@@ -111,6 +111,7 @@ def test_a_run_that_waits_for_room_says_who_has_it(
         train(dataset, tmp_path / "run", lambda _: None, "1x1")
 
 
+@pytest.mark.extended
 def test_a_run_that_is_stopped_while_it_waits_for_room_does_not_take_it_later(
     dataset: ray.ObjectRef, tmp_path: Path
 ) -> None:

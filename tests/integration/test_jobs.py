@@ -141,6 +141,7 @@ def stop(person: Person, job: str) -> None:
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
 
 
+@pytest.mark.extended
 def test_a_job_through_a_tunnel_ends_as_its_run_does(
     resident: Person, cluster: Cluster, work: Path, tunnel: str
 ) -> None:

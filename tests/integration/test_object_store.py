@@ -51,6 +51,7 @@ def complete(folder: Folder) -> list[str]:
 
 
 @pytest.mark.fault
+@pytest.mark.extended
 def test_a_run_goes_on_from_the_store_alone(user: Person, tmp_path: Path) -> None:
     """A worker is killed, then the driver, and then this machine loses every copy."""
     address = f"s3://{stores.BUCKET}/team/victim"

@@ -166,6 +166,7 @@ def test_asha_stops_the_runs_that_fall_behind_and_the_others_have_their_cpus(per
         assert (run.data.tags["cifar_ray.chosen_by"], run.data.params["val_share"]) == ("val", "0.1")
 
 
+@pytest.mark.extended
 def test_two_sweeps_with_two_runs_at_once_write_to_one_store(person: Person) -> None:
     """Four runs that begin and end together are recorded whole."""
     words = [*SMALL, "--precision", "fp32", "--epochs", "3", "--max-concurrent", "2", "--grid", "seed=1,2"]

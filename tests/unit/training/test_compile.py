@@ -128,6 +128,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_not_without(few: Dataset, tmp
     assert len({digest(checkpoint.load(Path(end.checkpoint))) for end in (whole, rest)}) == 1
 
 
+@pytest.mark.extended
 def test_two_compiled_workers_are_close_to_two_without(tmp_path: Path) -> None:
     plain, each = (
         train_on_ranks(config(topology="1x2", accumulate=2, compile=is_compiled), tmp_path / name)
