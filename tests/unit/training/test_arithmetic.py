@@ -51,6 +51,12 @@ def test_the_first_passes_do_not_count_and_of_the_others_the_fastest(monkeypatch
     assert next(passes, None) is None
 
 
+def test_passes_are_those_of_every_micro_batch() -> None:
+    once = arithmetic.passes_of(CONFIG)
+    assert once == CONFIG.epochs * (1437 // 64)
+    assert arithmetic.passes_of(replace(CONFIG, accumulate=2)) == 2 * once
+
+
 def test_reproducible_is_float32_whatever_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     passing(monkeypatch, iter([]))
     asked: ResolvedConfig = replace(CONFIG, strategy="reproducible")

@@ -343,6 +343,8 @@ def test_the_doctor_names_cards_and_what_is_wrong(machine: Machine, monkeypatch:
     machine.kernel_error = RuntimeError("CUDA error: invalid device ordinal")
     with pytest.raises(ConfigError, match=r"^2 x NVIDIA L4 with driver 580.95: CUDA error: invalid device ordinal "):
         doctor._gpus(TrainConfig())
+    machine.cards[1:] = ["NVIDIA T4"]
+    assert hardware.nvml() == ("NVIDIA L4, NVIDIA T4 with driver 580.95", "580.95")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert doctor._gpus(TrainConfig()).endswith("hidden by CUDA_VISIBLE_DEVICES")
 
@@ -365,10 +367,10 @@ def test_nccl_has_twice_the_hang_timeout_and_is_left_alone_after_an_error(monkey
 
 
 def has_memory(monkeypatch: pytest.MonkeyPatch, free: float, total: float) -> dict[int, float]:
-    """Give cards so much memory; returns the share of it that PyTorch is allowed."""
+    """Give card 0 so much memory; returns the share of it that PyTorch is allowed."""
     allowed: dict[int, float] = {}
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (int(free), int(total)))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda number: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", {0: (int(free), int(total))}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", {0: 0}.__getitem__)
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda share, number: allowed.update({number: share})
     )

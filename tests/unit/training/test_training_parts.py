@@ -14,8 +14,9 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.training import hardware, optimizer, probe, recipe
+from cifar_ray.training import hardware, optimizer, probe, recipe, step_times
 from cifar_ray.training.clock import Clock
+from cifar_ray.training.rank_times import PARTS, Spread
 from tests.support import typed
 from tests.support.helpers import resolved
 from tests.support.learning import Lion
@@ -201,6 +202,11 @@ def test_the_parts_of_a_step_and_the_wall_clock_continue_over_interruptions(monk
     assert now - second.begun == (16 + 3 + 8 + 64) + 2 * (16 + 13 + 64)
     elsewhere.restore(state, same_workers=False)
     assert elsewhere.parts() == {"data": 6.0, "forward": 7.0}
+
+
+def test_times_of_a_rank_without_steps_are_zeros() -> None:
+    none = torch.zeros(0, 1 + len(PARTS), dtype=torch.float64)
+    assert step_times._of_rank(none, 1) == (Spread(0.0, 0.0, 0.0), {}, {"iteration": (0.0,)})
 
 
 def test_gradients_are_ready_from_the_last_layer_to_the_first() -> None:
