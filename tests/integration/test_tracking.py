@@ -205,6 +205,8 @@ def test_checkpoints_become_models_of_the_run(
         assert list(answers.probability) == list(found.max(1))
         assert len(loaded.predict({"image": [png(images[0])]})) == 1
         assert (model.params, model.model_type) == (run.data.params, "classifier")
+        assert (loaded.metadata.model_id, loaded.metadata.run_id) == (model.model_id, record.run_id)
+        assert loaded.metadata.metadata == {"dataset": "digits", "dataset_digest": digits.spec.digest}
         (measured,) = {metric.value for metric in model.metrics if metric.key == "test/accuracy"}
         rows = {row.step: row.metrics for row in outcome.history if row.kind == "epoch"}
         assert measured == rows[epochs[model.model_id]]["test/accuracy"]

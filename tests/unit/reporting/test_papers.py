@@ -68,6 +68,15 @@ def test_strategies_of_vgg11_by_time_per_iteration() -> None:
     assert (gathered.text, gathered.value) == ("2.2541 / 2.2344 / 2.1840 / 2.2267", pytest.approx(2.2248))
 
 
+def test_a_pipeline_is_theirs_if_it_cuts_a_batch_as_they_do() -> None:
+    cut = {number: {"strategy_options.micro_batches": number} for number in ("4", "8")}
+    four, eight = (of_strategies(of_strategy("gpipe", "1x2", params=of), of_strategy("ddp")) for of in cut.values())
+    (table,) = papers.comparison(Runs(four), "comparative_analysis_asu").tables
+    found = row(table, "gpipe, workers 2, global batch 256, micro batches 4")
+    assert (found["Images/s, theirs"].text, found["Images/s, ours"].text) == ("1,528.0", "512.0")
+    assert papers.comparison(Runs(eight), "comparative_analysis_asu").tables == []
+
+
 def test_shares_are_of_runs_of_the_same_kind() -> None:
     gpu, ours = {"device": "cuda"}, "Training, % of base, ours"
     runs = [trial(top, images_per_s=speed) for top, speed in (("1x1", 100.0), ("2x2", 400.0))]

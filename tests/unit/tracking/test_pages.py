@@ -19,6 +19,7 @@ from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.study import KEY_TAG, TASK_TAG
 
 VIEW = "mlflow.sharedViewState.cifar_ray"
+PARAM = {"key": "topology", "type": "PARAM"}
 
 
 def begun(client: MlflowClient, experiment: str, began: int) -> str:
@@ -51,6 +52,15 @@ def test_the_experiment_of_the_newest_run_opens_with_figures_in_its_list(client:
     assert {"params.`model`", "params.`topology`", "params.`global_batch_size`"} <= set(view["selectedColumns"])
     shown = [one.get("metricKey") or one["yaxis"]["key"] for one in view["compareRunCharts"]]
     assert sorted(shown) == ["images_per_s", "test/accuracy", "test/loss", "train/epoch_loss"]
+    line, scatter = view["compareRunCharts"][0], view["compareRunCharts"][-1]
+    assert (line["type"], line["uuid"], line["displayName"]) == ("LINE", "test/accuracy", "Test accuracy by epoch")
+    axis = {"key": "images_per_s", "type": "METRIC", "dataAccessKey": "images_per_s"}
+    assert (scatter["type"], scatter["xaxis"], scatter["yaxis"]) == ("SCATTER", PARAM, axis)
+    sections = view["compareRunSections"]
+    assert [one["display"] for one in sections] == [True] + [False] * (len(sections) - 1)
+    assert {one["metricSectionId"] for one in view["compareRunCharts"]} == {sections[0]["uuid"]}
+    assert all(one.keys() == {"uuid", "name", "display", "isReordered"} for one in sections)
+    assert (view["isAccordionReordered"], view["runsHiddenMode"]) == (True, "SHOW_ALL")
     assert all(VIEW not in client.get_experiment(other).tags for other in ("0", made[0], made[2]))
 
 

@@ -63,6 +63,8 @@ def test_a_slow_rank_is_told_with_its_host_and_what_the_others_wait() -> None:
     assert "node1" in verdict.advice[0]
     assert "for a CPU" not in explain(run({}, {"forward": 60.0}, cpu_wait=(0.2, 0.22))).sentence  # so do the others
     assert explain(run({})).share is None
+    assert "no rank" not in explain(run({})).sentence  # there is no other
+    assert "no rank exchanges or waits" in explain(run({}, {})).sentence
 
 
 @pytest.mark.parametrize("slower", [0.05, 0.2, 0.5])

@@ -20,6 +20,7 @@ from cifar_ray.strategies.ddp import DDP
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, checkpoint, hardware, optimizer, recipe, setup
 from cifar_ray.training.arithmetic import Choice
+from cifar_ray.training.clock import Clock
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
@@ -235,6 +236,17 @@ def test_every_second_is_in_its_phase(
         }
     )
     assert times["images_per_s"] == pytest.approx(32 / (1 + 8 * 4_001))
+
+
+def test_the_speed_of_workers_out_of_step_counts_their_pauses(
+    small: TrainConfig, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Clock, "pace", lambda self: 4.0)
+    for together in (True, False):
+        monkeypatch.setattr(DDP, "synchronous", together)
+        times = train_here(replace(small, epochs=1), few, tmp_path / str(together)).times
+        seconds = times["time/iteration_mean_s"] if together else 4.0
+        assert times["images_per_s"] == pytest.approx(32 / seconds)
 
 
 def test_threads_and_seed_are_those_asked_for(small: TrainConfig, few: Dataset, tmp_path: Path) -> None:
