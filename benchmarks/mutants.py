@@ -54,6 +54,7 @@ class Session:
 
     wanted: dict[str, list[str]]
     processes: int
+    seed: int
     found: dict[str, str] = field(default_factory=dict)
     failed: bool = False
     reached: list[str] = field(default_factory=list)
@@ -73,7 +74,7 @@ class Session:
         mlflow_store.empty_database()
         tests = self._tests(session)
         mutants = [mutant for module in self.wanted.values() for mutant in module]
-        random.Random(0).shuffle(mutants)  # stopped by Ctrl-C, what was decided is a fair sample
+        random.Random(self.seed).shuffle(mutants)  # stopped by Ctrl-C, what was decided is a fair sample
         with contextlib.suppress(KeyboardInterrupt):
             self._try(mutants, tests)
         return True
@@ -171,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("modules", nargs="*", help="files or patterns below cifar_ray/; all of pyproject.toml if none")
     parser.add_argument("--sample", type=int, help="at most as many mutants of each module")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample and of the order")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
@@ -199,7 +200,7 @@ def main() -> None:
             every[str(path)] = names
             size = len(names) if given.sample is None else min(given.sample, len(names))
             wanted[str(path)] = sorted(random.Random(f"{given.seed}{path}").sample(names, size))
-    session = Session(wanted, given.processes)
+    session = Session(wanted, given.processes, given.seed)
     os.chdir(MUTANTS)
     begin = time.perf_counter()
     selection = config().pytest_add_cli_args_test_selection

@@ -145,6 +145,8 @@ def test_the_run_of_a_job_is_continued_until_it_is_finished(uri: str) -> None:
     assert second.end("FINISHED")
     third = opened(uri, a=1)
     assert third.end("KILLED")
+    again = opened(uri, a=1)
+    assert (again.run_id, again.end("KILLED")) == (third.run_id, True)
     assert opened(uri, a=4).end("KILLED")
     assert first.run_id == second.run_id
     client = store.connect(uri)

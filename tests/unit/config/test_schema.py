@@ -9,7 +9,7 @@ import pytest
 from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import schema, yaml
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, some
 from cifar_ray.config.schema import NO_OTHERS, Counts, Number, Options, Positive, Share, Whole, plainly
 
 
@@ -106,3 +106,9 @@ def test_flatten_joins_nested_keys() -> None:
         **{"name": "x", "rate": 0.5, "count": None, "step": 0.1, "share": 0.0, "mode": "a", "fast": False},
         **{"sizes": [1, 2], "inner": {"depth": 2}},
     }
+
+
+def test_of_many_names_the_first_20_are_listed() -> None:
+    names = [str(number) for number in range(22)]
+    assert [some(names[:1]), some(names[:3])] == ["0", "0, 1 and 2"]
+    assert [some(names[:20]), some(names)] == [f"{', '.join(names[:19])} and 19", f"{', '.join(names[:20])} and 2 more"]

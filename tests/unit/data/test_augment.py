@@ -195,6 +195,21 @@ def test_images_that_go_through_an_operation_together_get_what_each_would_get_al
         assert torch.equal(found, torch.cat(expected)), number
 
 
+def test_an_operation_its_level_and_its_way_have_bits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[int, list[int]] = {}
+
+    def note(number: int, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        drawn[number] = draws.tolist()
+        return images
+
+    monkeypatch.setattr(policies, "_together", lambda *_: [partial(note, number) for number in range(14)])
+    hashed = torch.tensor([3 + (7 << 20) + (1 << 40), 17 + (30 << 20), 5 + (31 << 20) + (2 << 40)])
+    images = torch.arange(3 * 4).view(3, 2, 2, 1)
+    for wide, found in ((True, {3: [15, 60], 5: [0]}), (False, {3: [1, 0], 5: [0]})):
+        assert policies._apply(images, hashed, wide).equal(images)
+        assert drawn == found
+
+
 @pytest.mark.parametrize(("name", "unchanged"), [("rand", 1 / 14**2), ("trivial", 1 / 14 + 5.6 / 14 / 31)])
 def test_images_are_changed_as_often_as_operations_that_do_something_are_drawn(name: str, unchanged: float) -> None:
     """Identity leaves an image as it is, and so do autocontrast of these and most operations at level 0."""

@@ -343,6 +343,8 @@ def test_the_doctor_names_cards_and_what_is_wrong(machine: Machine, monkeypatch:
     machine.kernel_error = RuntimeError("CUDA error: invalid device ordinal")
     with pytest.raises(ConfigError, match=r"^2 x NVIDIA L4 with driver 580.95: CUDA error: invalid device ordinal "):
         doctor._gpus(TrainConfig())
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    assert hardware.cuda_versions() == {"gpu_driver": "580.95", "cuda": "13.2", "nccl": "2.27.5"}
     machine.cards[1:] = ["NVIDIA T4"]
     assert hardware.nvml() == ("NVIDIA L4, NVIDIA T4 with driver 580.95", "580.95")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

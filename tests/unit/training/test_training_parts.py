@@ -3,6 +3,8 @@ from __future__ import annotations
 import shlex
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +16,14 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, optimizer, probe, recipe, step_times
 from cifar_ray.training.clock import Clock
-from cifar_ray.training.rank_times import PARTS, Spread
+from cifar_ray.training.rank_times import PARTS, Spread, StepTimes
 from tests.support import typed
 from tests.support.helpers import resolved
 from tests.support.learning import Lion
+from tests.support.threads import on_threads
 
 CPU = torch.device("cpu")
 
@@ -207,6 +211,29 @@ def test_the_parts_of_a_step_and_the_wall_clock_continue_over_interruptions(monk
 def test_times_of_a_rank_without_steps_are_zeros() -> None:
     none = torch.zeros(0, 1 + len(PARTS), dtype=torch.float64)
     assert step_times._of_rank(none, 1) == (Spread(0.0, 0.0, 0.0), {}, {"iteration": (0.0,)})
+
+
+def test_an_exchange_takes_as_long_as_for_the_rank_that_comes_last() -> None:
+    column = 1 + PARTS.index("communication")
+    waits = ((3.0, 1.0), (2.0, 5.0))  # of each rank, in two steps
+
+    def gathered(worker: Worker, synchronous: bool) -> StepTimes:
+        steps = torch.zeros(2, 1 + len(PARTS), dtype=torch.float64)
+        steps[:, 0], steps[:, column] = 10.0, torch.tensor(waits[worker.rank])
+        clock = SimpleNamespace(steps=lambda: steps, cpu_wait=0.1 * worker.rank)
+        state: Any = SimpleNamespace(worker=worker, clock=clock)
+        state.strategy = SimpleNamespace(synchronous=synchronous, incomparable="")
+        return step_times.gather(state)
+
+    first, second = on_threads(2, lambda worker: gathered(worker, True))
+    assert first == second
+    assert first.exchange == (2.0, 1.0)
+    assert [(rank.rank, rank.node, rank.host, rank.steps, rank.cpu_wait) for rank in first.ranks] == [
+        (0, 0, "", 2, 0.0),
+        (1, 0, "", 2, 0.1),
+    ]
+    assert [rank.stretches["communication"] for rank in first.ranks] == list(waits)
+    assert on_threads(2, lambda worker: gathered(worker, False))[0].exchange == ()
 
 
 def test_gradients_are_ready_from_the_last_layer_to_the_first() -> None:
