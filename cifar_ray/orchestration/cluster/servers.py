@@ -78,7 +78,7 @@ def reach_chosen(address: str | None) -> None:
     if "://" in head or not host or not port.isdecimal():
         raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
 
