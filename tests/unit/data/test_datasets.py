@@ -109,6 +109,14 @@ def digest_of(root: Path) -> str:
     return data.load("cifar10", str(root)).spec.digest
 
 
+def test_a_data_set_is_there_with_its_folder(tmp_path: Path) -> None:
+    for name, folder in {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python", "mnist": "MNIST"}.items():
+        assert not data.present(name, str(tmp_path))
+        (tmp_path / folder).mkdir()
+        assert data.present(name, str(tmp_path))
+    assert data.present("digits", "/nowhere")
+
+
 @pytest.mark.usefixtures("small")
 def test_it_is_fetched_once_by_processes_that_start_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "new" / "data"

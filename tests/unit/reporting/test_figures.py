@@ -153,6 +153,15 @@ def test_a_speed_up_is_held_against_the_fewest_workers_on_the_fewest_nodes() -> 
     assert ratios(study(*runs)) == found
     unlike = study(trial("1x1", 64, images_per_s=10.0), replace(runs[0], metrics={}), trial("2x2", images_per_s=0.0))
     assert ratios(unlike) == {"ddp 1x1": ("1x1", 1.0, 100.0)}
+    buckets = {size: {"bucket_cap_mb": size} for size in ("1", "25")}
+    own, other, pair = (
+        trial(topology, images_per_s=speed, params=buckets[size])
+        for topology, size, speed in (("1x1", "25", 80.0), ("1x1", "1", 100.0), ("1x2", "25", 160.0))
+    )
+    every = Runs(study(other, own, pair, axes=("bucket_cap_mb", "topology"))).configurations
+    alike = scaling.ratio(every[-1], every)
+    assert alike is not None
+    assert (alike.reference.trials[0].params["bucket_cap_mb"], alike.speed_up.mean) == ("25", 2.0)
     gpus = [trial(images_per_s=s, params={"device": "cuda", "gpus_per_worker": n}) for s, n in ((100, "1"), (300, "4"))]
     among = Runs(study(*gpus, axes=("gpus_per_worker",))).configurations
     several = scaling.ratio(among[1], among)

@@ -52,6 +52,22 @@ def test_measuring_changes_nothing_and_tells_what_is_handed_on() -> None:
     assert handed == [((2, 32, 32, 4), torch.bfloat16), *handed[1:-1], ((2, 10), torch.bfloat16)]
 
 
+class Partly(nn.Module):
+    """A layer beside one that its forward pass leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out, self.used = nn.Linear(3, 3), nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.used(x)
+
+
+def test_a_unit_that_leaves_parameters_out_is_measured() -> None:
+    (cost,) = stages.measure([Partly()], torch.rand(2, 3), "fp32")
+    assert (cost.shape, cost.dtype) == ((2, 5), torch.float32)
+
+
 class Seeded(nn.Module):
     """A layer that notes what torch's generator was seeded with."""
 
