@@ -144,9 +144,8 @@ def test_its_name_is_taken(runs: object, resident: Person) -> None:
     assert not (resident.home / ".cifar_ray/runs/large").exists()
 
 
-@pytest.mark.parametrize(
-    "at_once", [pytest.param(1, marks=pytest.mark.compat), pytest.param(2, marks=pytest.mark.extended)]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.compat), 2])
 def test_asha_stops_the_runs_that_fall_behind_and_the_others_have_their_cpus(person: Person, at_once: int) -> None:
     """More runs than CPUs: none finds room if those that were stopped keep theirs."""
     cpus = max(hardware.allowed_cpus() // at_once, 1)

@@ -303,6 +303,10 @@ def test_what_was_recorded_of_a_function_is_forgotten_where_another_is_given() -
     recorded = {"dataset": "digits", "model": "mine:build", "model_source": "0" * 64}
     assert "model_source" not in runfile.merge(recorded, {"model": "resnet"})
     assert runfile.merge(recorded, {"epochs": 3})["model_source"] == "0" * 64
+    several = {**recorded, "batch_size": 8, "model_options": {"width": 4}}
+    assert runfile.merge(several, {"model": "resnet", "global_batch_size": 16}) == {
+        **{"dataset": "digits", "model": "resnet", "global_batch_size": 16}
+    }
 
 
 def test_what_was_decided_of_a_run_is_in_its_file(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_a_scaled_step_is_that_of_float32_but_for_rounding(values: dict[str, obj
         step(strategy, wanted, Worker(), 0)
         moved[precision] = [after - before for after, before in zip(weights(strategy), model().parameters())]
         assert strategy.figures() == ({"skipped_steps": 0.0} if precision == "fp16" else {})
+        assert ("scaler" in strategy.state()) is (precision == "fp16")
     torch.testing.assert_close(moved["fp16"], moved["fp32"], rtol=0.02, atol=1e-3)
     assert not all(map(torch.equal, moved["fp16"], moved["fp32"]))
 

@@ -164,6 +164,10 @@ def test_a_checkpoint_of_a_run_that_learns_otherwise_is_passed_over(newest: Path
         found = checkpoint.latest(newest.parent, moved)  # where it goes on is not what it learns
         assert found is not None
         assert found[0] == newest
+    decided = found[1].decided
+    elsewhere = replace(decided, data=replace(decided.facts, digest="0" * 64))
+    with pytest.raises(CheckpointError, match="was made with data "):
+        checkpoint.latest(newest.parent, record, elsewhere)
     forge(newest, config={**json.loads((newest / MANIFEST).read_text())["config"], "lr": 0.15})
     found = checkpoint.latest(newest.parent, record)
     assert found is not None

@@ -314,7 +314,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
 
 
-def test_a_card_that_runs_no_kernel_is_refused_with_its_driver_and_what_pytorch_says(machine: Machine) -> None:
+def test_a_card_that_runs_no_kernel_is_refused_with_its_driver_and_what_pytorch_says(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert hardware.gpu_problem([0]) == ""
     machine.kernel_error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nCUDA k")
     with pytest.raises(ConfigError) as refused:
@@ -323,6 +325,10 @@ def test_a_card_that_runs_no_kernel_is_refused_with_its_driver_and_what_pytorch_
     for part in ("ip-10-0-0-7", "NVIDIA L4 with driver 580.95", "no kernel image is available", "sm_75 sm_90"):
         assert part in said
     assert "\n" not in said
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
+    machine.kernel_error = AssertionError("Torch not compiled with CUDA enabled")
+    problem = f"Torch not compiled with CUDA enabled (PyTorch {torch.__version__}, CUDA 13.2, has code for no GPU)"
+    assert hardware.gpu_problem([0]) == problem
 
 
 def test_a_worker_computes_on_what_ray_has_given_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,6 +392,9 @@ def test_runs_that_share_a_card_have_no_more_than_their_part(machine: Machine, m
     assert allowed[0] * total + 600 * 2**20 == pytest.approx(0.25 * total)
     with pytest.raises(ConfigError, match=r"gpus_per_worker must be more than 0.03 on NVIDIA L4"):
         hardware.cap_gpu_memory(0, 0.02)
+    has_memory(monkeypatch, total, 4 * hardware._CONTEXT)
+    with pytest.raises(ConfigError, match=r"must be more than 0.25 .* 2.5 GB: .* 0.6 GB .* got 0.25$"):
+        hardware.cap_gpu_memory(0, 0.25)
 
 
 def test_a_card_that_others_use_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
