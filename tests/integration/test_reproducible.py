@@ -25,11 +25,12 @@ def last(folder: Path, step: int) -> str:
     return digest(newest[1])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("values", "precision", "steps"),
     [
         pytest.param({**RESNET, "convolutions": "products8"}, "bf16", 12, id="resnet-bf16-products"),
-        pytest.param(VIT, "fp32", 12, marks=pytest.mark.extended, id="vit"),
+        pytest.param(VIT, "fp32", 12, id="vit"),
     ],
 )
 def test_all_that_a_run_has_is_the_same_at_any_number_of_workers(

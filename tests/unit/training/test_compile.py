@@ -101,6 +101,7 @@ def test_every_model_is_one_graph(name: str) -> None:
     assert (graphs(), dict(counters["graph_break"])) == (1, {})
 
 
+@pytest.mark.extended
 def test_a_compiled_run_is_close_to_the_run_without(few: Dataset, tmp_path: Path) -> None:
     """Two epochs with evaluations, whose last batch is smaller; compiled before the first step, and never again."""
     plain = train_here(config(), few, tmp_path / "plain", usual := Recorder())
