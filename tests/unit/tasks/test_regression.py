@@ -196,7 +196,8 @@ def wide(features: int, classes: int) -> nn.Module:
         ({"dataset": "digits", "model": "resnet", "model_options": {}}, "^task must learn the labels of digits"),
         ({"model": "resnet", "model_options": {}}, "^model must be mlp or one of your own"),
         ({"model": f"{OWN}:wide", "model_options": {}}, r"^model must give float logits \(B, 2\).*shape \(2, 3\)"),
-        ({"class_weights": "balanced"}, "^class_weights is for tasks of classes"),
+        ({"class_weights": "balanced"}, "^class_weights is for tasks of classes, .* regression$"),
+        ({"label_smoothing": 0.1}, "^label_smoothing is for tasks of classes, .* regression$"),
         ({"dataset": f"{OWN}:images"}, "^model must be .* or one of your own to learn the targets of images"),
     ],
 )

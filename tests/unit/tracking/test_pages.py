@@ -19,7 +19,6 @@ from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.study import KEY_TAG, TASK_TAG
 
 VIEW = "mlflow.sharedViewState.cifar_ray"
-PARAM = {"key": "topology", "type": "PARAM"}
 
 
 def begun(client: MlflowClient, experiment: str, began: int) -> str:
@@ -54,8 +53,9 @@ def test_the_experiment_of_the_newest_run_opens_with_figures_in_its_list(client:
     assert sorted(shown) == ["images_per_s", "test/accuracy", "test/loss", "train/epoch_loss"]
     line, scatter = view["compareRunCharts"][0], view["compareRunCharts"][-1]
     assert (line["type"], line["uuid"], line["displayName"]) == ("LINE", "test/accuracy", "Test accuracy by epoch")
-    axis = {"key": "images_per_s", "type": "METRIC", "dataAccessKey": "images_per_s"}
-    assert (scatter["type"], scatter["xaxis"], scatter["yaxis"]) == ("SCATTER", PARAM, axis)
+    place = {"key": "topology", "type": "PARAM"}
+    speed = {"key": "images_per_s", "type": "METRIC", "dataAccessKey": "images_per_s"}
+    assert (scatter["type"], scatter["xaxis"], scatter["yaxis"]) == ("SCATTER", place, speed)
     sections = view["compareRunSections"]
     assert [one["display"] for one in sections] == [True] + [False] * (len(sections) - 1)
     assert {one["metricSectionId"] for one in view["compareRunCharts"]} == {sections[0]["uuid"]}

@@ -92,15 +92,6 @@ def test_a_command_does_the_same_again_and_leaves_out_defaults_and_where_the_run
     assert "--epochs 20" in recipe.command(config, epochs=20)
 
 
-@pytest.mark.parametrize("values", [{"label_smoothing": 0.1}, {"class_weights": "balanced"}])
-def test_what_is_for_classes_is_refused_to_numbers(values: dict[str, object], tmp_path: Path) -> None:
-    (table := tmp_path / "rows.csv").write_text(
-        "\n".join(["price,size", *(f"{row},{row * row}" for row in range(300))])
-    )
-    with pytest.raises(ConfigError, match=rf"^{next(iter(values))} is for tasks of classes, .* regression$"):
-        recipe.resolve(TrainConfig(dataset=f"table:{table}", target=("price",), test_share=0.2, **values))  # type: ignore[arg-type]
-
-
 def test_batch_norm_is_synchronised_on_gpus_alone() -> None:
     config = recipe.resolve(TrainConfig(sync_batchnorm=True))
     recipe.check_place(config, replace(Decided.asked(config), device="cuda"))
