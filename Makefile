@@ -22,15 +22,17 @@ quickstart: $(VENV)/installed
 	$(BIN)/cifar-ray report $(SWEEP) --out report
 
 # Needs no network and no data set; tests of real data run when CIFAR_RAY_DATA_DIR names a folder with it.
-# Unit tests share nothing and run in several processes; the others start Ray, which has several of its own.
+# Unit tests share nothing. The others start Ray, and tests of a file share what they start; two files at a time, since
+# much of a start is waiting, the longest first.
 # Files of unit tests are in memory where /dev/shm is, each until its test has passed: they would wait for the disk at
 # each commit of a database and for each checkpoint.
 MARKS := not slow and not cluster and not fault and not extended
+WHOLE := -n 2 --dist loadfile --no-loadscope-reorder tests/cluster tests/integration/test_readme.py tests/integration
 test: $(VENV)/installed
 	( files=$$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d); trap 'rm -rf "$$files"' EXIT INT TERM; \
 	TMPDIR=$$files $(BIN)/pytest -m "$(MARKS)" -n logical --maxprocesses 4 --dist loadfile \
 		-o tmp_path_retention_policy=failed tests/unit ) || failed=1; \
-	$(BIN)/pytest -m "$(MARKS)" --ignore tests/unit && exit $${failed:-0}
+	$(BIN)/pytest -m "$(MARKS)" $(WHOLE) && exit $${failed:-0}
 
 # Also the tests that start clusters of several nodes, kill processes, and take minutes, and those for GPUs on the CPU.
 test-all: $(VENV)/installed

@@ -24,8 +24,18 @@ from tests.support.ports import free_port
 
 pytestmark = pytest.mark.fault
 
-# About 5 s of training on one worker per CPU, with something to lose at any moment.
-LONG = ["train", "--dataset", "digits", "--model", "resnet", "--model-options.blocks", "1,1"]
+# Seconds of training on one worker per CPU, with something to lose at any moment.
+LONG = [
+    "train",
+    "--dataset",
+    "digits",
+    "--model",
+    "resnet",
+    "--model-options.blocks",
+    "1,1",
+    "--model-options.width",
+    "8",
+]
 LONG += ["--epochs", "20", "--precision", "fp32"]
 LONG += ["--batch-size", "32", "--topology", "1x2", "--cpus-per-worker", "1"]
 LONG += ["--checkpoint-every", "7", "--log-every", "5", "--log-models", "none", "--run-name", "victim"]
@@ -111,6 +121,7 @@ def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(
     assert_complete(person, undisturbed)
 
 
+@pytest.mark.extended
 def test_a_sweep_that_loses_ray_by_the_signal_ends_too(person: Person) -> None:
     """Ray answers no more where the signal has ended it before the driver looked."""
     with person.starts("sweep", *LONG[1:-2], "--name", "victims", "--grid", "seed=1,2", "--max-concurrent", "1") as run:
