@@ -64,8 +64,10 @@ def _read(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tu
         which: WhichCheckpoint = "best" if text.endswith(_BEST) else "last"
         snapshot = use.find_checkpoint(text.removesuffix(_BEST), which, store, note).snapshot
     except (ConfigError, CheckpointError) as error:
-        what = f"a run, a file or {one_of(known)} of {model}" if known else "a run or a file"
-        raise ConfigError("weights", f"must be {what}, got {brief(text)}: {error}{suggestion(text, known)}") from None
+        rest = f", a file or {one_of(known)} of {model}" if known else f" or a file ({model} comes without weights)"
+        raise ConfigError(
+            "weights", f"must be a run{rest}, got {brief(text)}: {error}{suggestion(text, known)}"
+        ) from None
     if differing := _differing(config, snapshot):
         note(f"weights of {text}: {differing}")
     return snapshot.weights, _encoding(config, snapshot)

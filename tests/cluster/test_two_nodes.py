@@ -63,18 +63,8 @@ def test_a_node_that_leaves_is_replaced_by_another(person: Person, head: Head) -
     """The selectors of the first start name a node that is gone; those of the second do not."""
     head.add("second")
     head.until_nodes(2)
-    long = [
-        *WORDS,
-        "--model",
-        "resnet",
-        "--model-options.blocks",
-        "1,1",
-        "--model-options.width",
-        "8",
-        "--epochs",
-        "10",
-    ]
-    long += ["--topology", "2x1", "--address", head.address]
+    long = [*WORDS, "--model", "resnet", "--model-options.blocks", "1,1", "--model-options.width", "8"]
+    long += ["--epochs", "10", "--topology", "2x1", "--address", head.address]
     with person.starts(*long, "--run-name", "moved") as run:
         run.until("epoch 2/10")
         before = {worker["node_id"] for worker in person.placement("moved")}

@@ -92,10 +92,8 @@ def taken() -> Iterator[None]:
     all_back()
 
 
-@pytest.mark.parametrize(
-    ("event", "topology"),
-    [(EpochRecord, "1x2"), *(pytest.param(*each, marks=pytest.mark.extended) for each in ((Placed, "1x2"), (Joined, "1x1")))],
-)  # fmt: skip
+@pytest.mark.extended
+@pytest.mark.parametrize(("event", "topology"), [(EpochRecord, "1x2"), (Placed, "1x2"), (Joined, "1x1")])
 def test_a_stopped_run_gives_its_cpus_back(event: type, topology: str, dataset: ray.ObjectRef, tmp_path: Path) -> None:
     """While its workers train, and while they start."""
     with pytest.raises(LeaveError):

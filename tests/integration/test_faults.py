@@ -25,17 +25,8 @@ from tests.support.ports import free_port
 pytestmark = pytest.mark.fault
 
 # Seconds of training on one worker per CPU, with something to lose at any moment.
-LONG = [
-    "train",
-    "--dataset",
-    "digits",
-    "--model",
-    "resnet",
-    "--model-options.blocks",
-    "1,1",
-    "--model-options.width",
-    "8",
-]
+LONG = ["train", "--dataset", "digits", "--model", "resnet"]
+LONG += ["--model-options.blocks", "1,1", "--model-options.width", "8"]
 LONG += ["--epochs", "20", "--precision", "fp32"]
 LONG += ["--batch-size", "32", "--topology", "1x2", "--cpus-per-worker", "1"]
 LONG += ["--checkpoint-every", "7", "--log-every", "5", "--log-models", "none", "--run-name", "victim"]
@@ -102,8 +93,9 @@ def test_a_run_killed_at_a_random_moment_and_resumed_equals_an_undisturbed_one(
         wait_for_nothing_left(person)
 
 
+@pytest.mark.extended
 @pytest.mark.compat
-@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(
     signum: signal.Signals, person: Person, undisturbed: str
 ) -> None:

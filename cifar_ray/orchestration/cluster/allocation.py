@@ -218,7 +218,7 @@ def _place(
 def _advice(config: TrainConfig, decided: Decided) -> str:
     nodes = max(decided.placement.nodes, 2)
     if connection.address(config) or config.local_nodes >= nodes or decided.device == "cuda":
-        return ""
+        return "; --device auto takes CPUs where GPUs do not suffice" * (config.device == "cuda")
     return f"; to try it here, --local-nodes {nodes} starts that many nodes on this machine, with CPUs that it has not"
 
 

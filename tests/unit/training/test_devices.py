@@ -246,6 +246,12 @@ def test_gpus_are_used_without_a_word_where_the_strategy_can() -> None:
         assert (chosen.decided.device, strategy in chosen.unused_gpus) == (device, device == "cpu")
 
 
+def test_who_asks_for_a_gpu_where_there_is_none_hears_what_goes() -> None:
+    asked = asks(device="cuda")
+    with pytest.raises(allocation.TooSmallError, match=r"0 GPUs.* large enough; --device auto takes CPUs"):
+        allocation.at_topology(asked, Decided.asked(asked), [Node("here", "127.0.0.1", 4)])
+
+
 @pytest.mark.parametrize(
     ("least", "largest", "gpus", "free", "said"),
     [("1x1", "1x2", 2, 0, "4 CPUs and 0 GPUs"), ("1x2", "1x4", 1, 1, "1x4 needs 1 node with 4 CPUs and 4 GPUs each")],
