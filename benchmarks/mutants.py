@@ -5,11 +5,12 @@
 
 Measured: 375 of 428 mutants of two samples, 88 % (docs/measurements/mutants.md; two cores of an AMD EPYC).
 
-They are tried in a random order. Ctrl-C (SIGINT to this process) ends the run with the table of what was decided by
-then, which is a fair sample of the whole. mutmut's own `mutmut run` finds the same and starts pytest anew for every
-mutant; here one session of pytest has collected the tests, and every mutant is a fork of it that runs only the tests
-that reach the changed function, the quickest first, until one fails. Only for what no test of this process reaches, as
-it runs at an import, is pytest started anew.
+They are tried in a random order. Ctrl-C (SIGINT to this process) ends that, and what was decided by then is a fair
+sample of the whole. mutmut's own `mutmut run` finds the same and starts pytest anew for every mutant; here one session
+of pytest has collected the tests, and every mutant is a fork of it that runs only the tests that reach the changed
+function, the quickest first, until one fails. Pytest is started anew, with every test, for what no test of this process
+reaches, as it runs at an import, and at the end for what has survived: a test may start other processes that reach it.
+The first Ctrl-C leads there, the second to the table.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class Session:
         random.Random(self.seed).shuffle(mutants)  # stopped by Ctrl-C, what was decided is a fair sample
         with contextlib.suppress(KeyboardInterrupt):
             self._try(mutants, tests)
+        with contextlib.suppress(KeyboardInterrupt):  # by processes that a test starts, and not here
+            self._try([mutant for mutant, verdict in self.found.items() if verdict == "survived"], {})
         return True
 
     def _try(self, mutants: list[str], tests: dict[str, list[tuple[float, pytest.Item]]]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cifar_ray import data
 from cifar_ray.cli import output
 from cifar_ray.config import errors, files, yaml
 from cifar_ray.config.errors import ConfigError, InterruptedRunError
@@ -21,6 +22,8 @@ def test_a_path_that_a_person_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     for path in ("s3://b", "~nobody-at-all/x"):
         with pytest.raises(ConfigError, match=f"^storage must .* got {path!r}$"):
             files.storage(path)
+    with pytest.raises(ConfigError, match=r"^dataset must begin with the home folder"):
+        data.absolute("folder:~nobody-at-all/x")
 
 
 def test_a_file_is_written_whole(tmp_path: Path) -> None:

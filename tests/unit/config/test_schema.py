@@ -16,7 +16,10 @@ from cifar_ray.config.schema import NO_OTHERS, Counts, Number, Options, Positive
 @plainly
 @dataclass(frozen=True, config=NO_OTHERS)
 class Outer:
+    """An example."""
+
     name: str = "x"
+    """Its name."""
     rate: Number = 0.5
     count: Whole | None = None
     step: Positive = 0.1
@@ -106,6 +109,10 @@ def test_flatten_joins_nested_keys() -> None:
         **{"name": "x", "rate": 0.5, "count": None, "step": 0.1, "share": 0.0, "mode": "a", "fast": False},
         **{"sizes": [1, 2], "inner": {"depth": 2}},
     }
+
+
+def test_the_help_of_a_class_has_that_of_its_fields() -> None:
+    assert str(Outer.__doc__).startswith("An example.\n\nAttributes:\n    name: Its name.")
 
 
 def test_of_many_names_the_first_20_are_listed() -> None:

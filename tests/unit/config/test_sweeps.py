@@ -49,6 +49,7 @@ SIZES = {"batch_size": [16]}
         # Three figures tell most numbers apart; where they do not, all are there.
         ({"grid": {"lr": [0.12345, 0.5]}}, ["lr0.123 1x1 seed0", "lr0.5 1x1 seed0"]),
         ({"grid": {"lr": [0.12345, 0.12346]}}, ["lr0.12345 1x1 seed0", "lr0.12346 1x1 seed0"]),
+        ({"grid": {"lr": [0.1, 1e30]}}, ["lr0.1 1x1 seed0", "lr1e30 1x1 seed0"]),
         ({"grid": {"weight_decay": [0.5, 1.0]}}, ["weight-decay0.5 1x1 seed0", "weight-decay1 1x1 seed0"]),
         ({"grid": {"augment": ["crop", "mixup"]}}, ["augment-crop 1x1 seed0", "augment-mixup 1x1 seed0"]),
         ({"grid": {"dataset": ["folder:/a/one", "mnist"]}}, ["one 1x1 seed0", "mnist 1x1 seed0"]),
