@@ -34,8 +34,10 @@ class Statistic(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float], run_ids: tuple[str, ...] = ()) -> Statistic:
-        """Of one value or more."""
-        std = statistics.stdev(values) if len(values) > 1 else None
+        """Of one value or more; between infinite ones the standard deviation is not a number."""
+        std = None
+        if len(values) > 1:
+            std = statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
         return cls(statistics.fmean(values), std, len(values), run_ids)
 
 

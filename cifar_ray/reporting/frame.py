@@ -159,12 +159,11 @@ class Runs:
     def means(self, figure: Figure) -> Mapping[int, Statistic]:
         """A figure over the finished runs that have it, by the number of their configuration."""
         if figure.key not in self._means:
-            frame = self.frame.assign(value=self.values(figure))
-            groups = frame[frame.finished & frame.value.notna()].groupby("configuration")
-            means = groups.value.agg(["mean", "std", "count"])
+            measured = ((config.number, config.measured(figure)) for config in self.configurations)
             self._means[figure.key] = {
-                number: Statistic(mean, None if n == 1 else std, n, tuple(run_ids))
-                for (number, mean, std, n), run_ids in zip(means.itertuples(), groups.run_id.agg(tuple))
+                number: Statistic.of([value for _, value in known], tuple(trial.run_id for trial, _ in known))
+                for number, known in measured
+                if known
             }
         return self._means[figure.key]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,7 @@ def test_a_statistic_is_over_the_finished_runs_that_have_the_figure() -> None:
     assert one.statistic(figures.BUBBLE[0]) is None
     (alone,) = Runs(study(runs[0])).configurations
     assert alone.statistic(figures.TRAINING_TIME) == Statistic(10.0, None, 1, ids[:1])
+    assert math.isnan(Statistic.of([math.inf, 1.0]).std or 0.0)
 
 
 def test_a_share_in_percent_has_the_digits_of_the_share() -> None:
