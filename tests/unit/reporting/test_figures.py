@@ -315,6 +315,7 @@ def test_a_base_without_a_deviation_does_not_make_the_test_sharper() -> None:
     spread = [chance.Measured(config, Statistic(mean, 0.05, 3)) for config, mean in zip(two, (1.9, 1.8))]
     base = chance.Measured(two[0], Statistic(1.0, None, 3))
     assert chance.Noise.of(figure, [*spread, base]) == chance.Noise.of(figure, spread)
+    assert chance.Noise.of(figure, spread).difference(Statistic(1.0, None, 1), Statistic(0.0, None, 1)) == 0.0
 
 
 def test_a_run_costs_its_nodes_for_all_its_phases() -> None:
